@@ -11,10 +11,12 @@ from cellfeed._bytes._location import (
     broken_link,
     digest_of,
     digest_of_array,
+    has_suffix,
     identity,
     lasting_identity,
     removed,
     replaced,
+    require_file,
 )
 from cellfeed._bytes._store import (
     LOOK_UP_SECONDS,

@@ -1,8 +1,10 @@
 """Locations of stored data: local paths, or URLs."""
 
+import errno
 import hashlib
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -140,6 +142,11 @@ class Location:
         return self.text.rstrip("/").rpartition("/")[2]
 
 
+def has_suffix(name: str, *suffixes: str) -> bool:
+    """Return whether a name ends with one of some suffixes, in any case: ``.H5AD`` is ``.h5ad``."""
+    return name.lower().endswith(tuple(each.lower() for each in suffixes))
+
+
 def _without_password(location: Location) -> Location:
     """Return the URL of a database without its password, parsed as by libpq."""
     scheme, _, text = location.text.partition("://")
@@ -184,7 +191,7 @@ class LastingIdentity:
     Parameters
     ----------
     digest
-        Digest of their names, sizes and times of change.
+        Digest of their names, devices, inodes, sizes and times of change.
     is_settled
         Whether none of them changed in the last ten seconds.
     """
@@ -196,16 +203,18 @@ class LastingIdentity:
 def lasting_identity(found: Iterable[tuple[str, os.stat_result]]) -> LastingIdentity:
     """Return the identity of files.
 
-    In addition to size and modification time (see `identity`), it includes the change time of the
-    inode, which no program can set. It therefore notices writes in place and replaced files, even
-    those of the same size with a preserved modification time, as by ``cp -p``, ``rsync -t`` and
-    ``tar``; a file that was only renamed, or whose permissions changed, also counts as another one.
+    In addition to size and modification time (see `identity`), it includes device and inode, so
+    that no two files have the same one, and the change time of the inode, which no program can set.
+    It therefore notices writes in place and replaced files, even those of the same size with a
+    preserved modification time, as by ``cp -p``, ``rsync -t`` and ``tar``, and links that lead
+    elsewhere; a file that was only renamed, or whose permissions changed, also counts as another
+    one, and so may any file once its file system is mounted again.
 
-    It cannot notice two changes within one tick of the file system's clock, which may be a whole
-    second, or while that clock goes back. Therefore a file that has just changed, by this machine's
-    clock, or has a change time in the future, is not settled: it may still be being written.
-    Changes are not noticed if the clock of a server is late by more than ten seconds, or if they
-    are made below the file system.
+    It cannot notice two changes of one file within one tick of the file system's clock, which may
+    be a whole second, or while that clock goes back. Therefore a file that has just changed, by
+    this machine's clock and whatever its modification time, or has a change time in the future, is
+    not settled: it may still be being written. Changes are not noticed if the clock of a server is
+    late by more than ten seconds, or if they are made below the file system.
 
     Parameters
     ----------
@@ -214,8 +223,9 @@ def lasting_identity(found: Iterable[tuple[str, os.stat_result]]) -> LastingIden
     """
     digest, newest = hashlib.blake2b(digest_size=16), 0
     for name, state in found:
-        digest.update(f"{name}\0{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}\n".encode())
-        newest = max(newest, state.st_mtime_ns)
+        file = f"{state.st_dev} {state.st_ino} {state.st_size}"
+        digest.update(f"{name}\0{file} {state.st_mtime_ns} {state.st_ctime_ns}\n".encode())
+        newest = max(newest, state.st_mtime_ns, state.st_ctime_ns)
     return LastingIdentity(digest.hexdigest(), time.time_ns() - newest > _SETTLED_NS)
 
 
@@ -232,6 +242,28 @@ def digest_of_array(array: "NDArray[Any] | None") -> str:
 def broken_link(path: Path) -> PathError:
     """Return the error for a link to a file that is missing."""
     return PathError(f"{path}: is a link to {path.readlink()}, which is missing; put it there")
+
+
+def require_file(path: Path, shown: Path | Location | None = None) -> None:
+    """Check that a path leads to a file, since opening a pipe would wait for ever.
+
+    Raises
+    ------
+    PathError
+        There is nothing, or something else.
+    """
+    shown = shown or path
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise PathError(f"{shown}: is a link that leads back to itself; remove it") from None
+        if path.is_symlink():
+            raise broken_link(path) from None
+        raise PathError(f"{shown}: no such file; check the path") from error
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "a pipe, a socket or a device"
+        raise PathError(f"{shown}: is {what}, not a file; give a file")
 
 
 def removed(path: Path | Location) -> PathError:

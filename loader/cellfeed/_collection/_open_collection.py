@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from cellfeed._bytes import SCHEMES, Location, StorageOptions
+from cellfeed._bytes import SCHEMES, Location, StorageOptions, has_suffix, require_file
 from cellfeed._bytes._remote import expand_url
 from cellfeed._bytes._tables import save_records
 from cellfeed._collection._collection import Collection
@@ -223,7 +223,7 @@ def _found_on_server(location: Location) -> list[_Found]:
     if location.scheme not in SCHEMES or storage.url_suffixes:
         return [_Found(location, storage)]
     names = list(storage.suffixes or suffixes())
-    if location.text.endswith(_SINGLE):
+    if has_suffix(location.text, *_SINGLE):
         names += _SINGLE
     wholes = [each for each in built_in() if each.parts]
     found = expand_url(location, [*names, *(part for each in wholes for part in each.parts)])
@@ -251,30 +251,51 @@ def _found_at(given: Path, location: Location) -> list[_Found]:
             raise
         msg = f"{location}: the path is too long for the file system; check it"
         raise PathError(msg) from None
-    matches = matches or sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute patterns too
+    matches = matches or _matching(path)
     if not matches:
         what = "matches no file" if glob.has_magic(str(path)) else "no such file or folder"
         raise PathError(f"{path}: {what}; check the path")
-    locations = [Location.of(Path(match)) for match in matches]
-    return [_Found(each, storage_of(each)) for each in locations]
+    return [_Found(each, storage_of(each)) for each in map(_readable, map(Path, matches))]
+
+
+def _matching(path: Path) -> list[str]:
+    """Return what matches a pattern, by name; folders that are there as written are no pattern.
+
+    Files whose names begin with a dot only match if that is written.
+    """
+    n_parts = len(path.parts)
+    n = next(n for n in range(n_parts, -1, -1) if Path(*path.parts[:n]).exists())
+    written, pattern = Path(*path.parts[:n]), Path(*path.parts[n:])
+    return sorted(glob.glob(str(Path(glob.escape(str(written)), pattern)), recursive=True))  # noqa: PTH207 - absolute patterns too
+
+
+def _readable(path: Path) -> Location:
+    """Return the location of a file or folder; refuse what opening would wait for, as pipes."""
+    if not path.is_dir():
+        require_file(path)
+    return Location.of(path)
 
 
 def _found_in(folder: Path) -> list[_Found]:
-    """Return a folder itself if it is a store, else the files in it that can be opened, by name."""
+    """Return a folder itself if it is a store, else the files in it that can be opened, by name.
+
+    Files whose names begin with a dot are left out, as by patterns.
+    """
     own = find_storage(Location.of(folder))
     if own is not None:
         return [_Found(Location.of(folder), own)]
     known = suffixes()
+    entries = [each for each in sorted(folder.iterdir()) if not each.name.startswith(".")]
     found = [
-        _Found(Location.of(entry), known[suffix])
-        for entry in sorted(folder.iterdir())
+        _Found(_readable(entry), known[suffix])
+        for entry in entries
         for suffix in known
-        if entry.name.endswith(suffix)
+        if has_suffix(entry.name, suffix)
     ]
     if not found:
         msg = f"{folder}: the folder has nothing that can be opened ({', '.join(known)}); "
         remedy = "give the folder that holds them"
-        single = [each.name for each in sorted(folder.iterdir()) if each.name.endswith(_SINGLE)]
+        single = [each.name for each in entries if has_suffix(each.name, *_SINGLE)]
         if single:
             remedy = f"give the file itself: {', '.join(single)}"
         elif any((folder / f"matrix.mtx{packed}").exists() for packed in ("", ".gz")):
@@ -308,7 +329,8 @@ def open_collection(
         - a zarr store of AnnData or MuData (format v2 or v3), or one that annbatch or `preshuffle`
           wrote;
         - a pattern such as ``"plates/*.h5ad"``, or a folder, for all its ``.h5ad`` and ``.h5mu``
-          files and ``.zarr`` stores, sorted by name;
+          files and ``.zarr`` stores, sorted by name, without hidden ones; folders that are there
+          as written are no patterns, whatever their names;
         - an ``.h5`` file of 10x Genomics, such as ``filtered_feature_bc_matrix.h5``, also as
           `TenxSource`;
         - URLs of these on web servers (``https://``, one for each file) and in object stores

@@ -23,7 +23,6 @@ from cellfeed._runs import Runs, expand
 from cellfeed._storages._registry import (
     Storage,
     failures_named,
-    first_line,
     import_arrow,
     to_frame,
 )
@@ -134,7 +133,9 @@ def _of_npy(folder: Location, path: Path) -> FlatArrays:
     data, indices, indptr, shape = (_npy(path / f"{name}.npy") for name in _NPY)
     kinds = (data, "biuf"), (indices, "iu"), (indptr, "iu"), (shape, "iu")
     sizes = shape.mapped().tolist()
-    is_csr = not (path / "format.npy").exists() or np.load(path / "format.npy") == b"csr"
+    form = path / "format.npy"
+    with _unreadable(form):
+        is_csr = not form.exists() or np.load(form) == b"csr"
     fits = len(sizes) == 2 and indptr.size == sizes[0] + 1  # noqa: PLR2004 - rows, columns
     if not (is_csr and fits and all(each.dtype.kind in some for each, some in kinds)):
         raise _not_one_matrix(folder)
@@ -142,14 +143,12 @@ def _of_npy(folder: Location, path: Path) -> FlatArrays:
 
 
 def _npy(path: Path) -> FlatArray:
-    try:
-        mapped = np.load(path, mmap_mode="r")
-    except FileNotFoundError as error:
+    if not path.is_file():
         msg = f"{path}: is missing; unzip a file that `scipy.sparse.save_npz` wrote with"
-        raise PathError(f"{msg} compressed=False") from error
-    except (ValueError, EOFError) as error:
-        msg = f"{path}: is not a complete .npy file ({first_line(error)})"
-        raise FormatError(f"{msg}; write it again") from error
+        raise PathError(f"{msg} compressed=False")
+    # NumPy parses its header as Python, and raises whatever that raises.
+    with failures_named(f"{path}: is not a complete .npy file", "write it again"):
+        mapped = np.load(path, mmap_mode="r")
     if not isinstance(mapped, np.memmap) or mapped.ndim != 1:
         raise FormatError(f"{path}: is not a one-dimensional array; write it again")
     return FlatArray(path, mapped.dtype, int(mapped.offset), mapped.size)
@@ -282,8 +281,7 @@ def _saved(folder: Location, name: str, n_rows: int) -> tuple[list[int], list[Pa
 
 def _unreadable(file: Path) -> AbstractContextManager[None]:
     """Convert errors of a file that is missing or damaged."""
-    kinds = OSError, ValueError, EOFError
-    return failures_named(f"{file}: cannot be read", "copy it again", kinds)
+    return failures_named(f"{file}: cannot be read", "copy it again")
 
 
 def _read(arrow: Any, file: Path, columns: Sequence[str] | None) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote, unquote
 
-from cellfeed._bytes import Location
+from cellfeed._bytes import Location, has_suffix
 from cellfeed._bytes._remote import expand_url
 from cellfeed._errors import PathError, RemoteError
 from cellfeed._storages._registry import first_line, suffixes
@@ -26,7 +26,7 @@ def is_parquet(path: Path) -> bool:
     """Return whether a path is a Parquet file, or a folder of them and of no other cells."""
     if path.is_dir():
         return bool(_in_folder(path))
-    if path.name.endswith(SUFFIX):
+    if has_suffix(path.name, SUFFIX):
         return True
     if not path.is_file():
         return False
@@ -38,8 +38,8 @@ def _in_folder(folder: Path) -> list[Path]:
     """Return the Parquet files of cells in a folder, by name; none if it has other cells."""
     if not (folder / GENE_TABLE).is_file() and (folder / "metadata" / GENE_TABLE).is_file():
         folder /= "data"  # of a whole repository of the hub
-    entries = folder.iterdir() if folder.is_dir() else ()
-    if any(each.name.endswith(tuple(suffixes())) for each in entries):
+    every = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    if any(has_suffix(each, *suffixes()) and not each.startswith(".") for each in every):
         return []
     return _below(folder, []) if folder.is_dir() else []
 
@@ -60,7 +60,7 @@ def _below(folder: Path, above: Sequence[Path]) -> list[Path]:
 
 
 def _is_of_cells(path: str) -> bool:
-    return path.endswith(SUFFIX) and not path.endswith(GENE_TABLE)
+    return has_suffix(path, SUFFIX) and not path.endswith(GENE_TABLE)
 
 
 def is_partition(name: str) -> bool:
@@ -103,7 +103,7 @@ def files_at(location: Location) -> list[Location]:
 
 def _on_server(location: Location) -> list[Location]:
     text = location.text.rstrip("/")
-    if _WILD.search(text) or text.endswith(SUFFIX) or location.scheme in _WEB:
+    if _WILD.search(text) or has_suffix(text, SUFFIX) or location.scheme in _WEB:
         found = expand_url(location, [SUFFIX])
         return [each for each in found if _is_of_cells(each.text)] or found
     found = expand_url(replace(location, text=f"{text}/**/*{SUFFIX}"), [SUFFIX])
@@ -178,7 +178,7 @@ def _on_hub(location: Location) -> list[Location]:
         options = replace(options, values={**options.values, "client_options": client})
     paths = [path]
     wild = _WILD.search(path)
-    if wild or not path.endswith(SUFFIX):
+    if wild or not has_suffix(path, SUFFIX):
         folder = path[: wild.start()].rpartition("/")[0] if wild else path
         url = f"{endpoint}/api/datasets/{name}/tree/{revision}/{quote(folder)}?recursive=true"
         listed = _listed_by_hub(location, url, headers)

@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from cellfeed._bytes import SCHEMES, Location
+from cellfeed._bytes import SCHEMES, Location, has_suffix
 from cellfeed._errors import CellfeedError, FormatError, ParameterError, PathError
 from cellfeed._lazy import pd
 from cellfeed._storages._source import Source
@@ -47,7 +47,7 @@ class Storage:
     schemes
         Schemes of the URLs that it opens: ``("soma",)`` for ``soma://...``.
     suffixes
-        Suffixes of the local files and folders that it opens: ``(".h5ad",)``.
+        Suffixes of the local files and folders that it opens, in any case: ``(".h5ad",)``.
     url_suffixes
         Suffixes of URLs on web servers and in object stores that it opens, also of patterns, whose
         objects ``open`` lists itself.
@@ -82,11 +82,11 @@ class Storage:
     def opens(self, location: Location) -> bool:
         """Return whether it opens a location; a local location must exist."""
         if location.path is None:
-            is_url = location.scheme in SCHEMES and location.text.endswith(self.url_suffixes)
+            is_url = location.scheme in SCHEMES and has_suffix(location.text, *self.url_suffixes)
             return location.scheme in self.schemes or (is_url and bool(self.url_suffixes))
         if self.recognizes is not None:
             return self.recognizes(location.path)
-        return location.path.name.endswith(self.suffixes)
+        return has_suffix(location.path.name, *self.suffixes)
 
     def __str__(self) -> str:
         names = [*self.suffixes, *self.url_suffixes, *(f"{each}://" for each in self.schemes)]
@@ -159,7 +159,7 @@ def storage_of(location: Location) -> Storage:
         if location.scheme == "file":
             raise PathError(f"{msg}; give its path")
         raise PathError(f"{msg}; known are {known}; install the package that adds it")
-    if location.text.endswith(_PACKED):
+    if has_suffix(location.text, *_PACKED):
         raise FormatError(f"{location}: a compressed file or an archive; unpack it first")
     other = other_format(location)
     if other is not None:

@@ -3,6 +3,8 @@
 import os
 import time
 
+from cellfeed._bytes import _location
+
 
 def note_calls(monkeypatch, owner, name, note):
     """Call `note` with each call of a function."""
@@ -15,8 +17,13 @@ def note_calls(monkeypatch, owner, name, note):
     monkeypatch.setattr(owner, name, noted)
 
 
+def settle(monkeypatch):
+    """Cache tables of a file at once, as if ten seconds had passed since it was written."""
+    monkeypatch.setattr(_location, "_SETTLED_NS", -1)
+
+
 def age(path, seconds=1000):
-    """Let files have changed long ago, for what has just changed is not cached."""
+    """Let files have been modified long ago."""
     then = time.time() - seconds
     for file in [path, *path.rglob("*")]:
         os.utime(file, (then, then))

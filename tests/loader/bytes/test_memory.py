@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from tests.loader.bytes.files import age
+from tests.loader.bytes.files import settle
 from tests.loader.matrices import dense
 from tests.warm import python as warm
 
@@ -120,7 +120,6 @@ def write_rows(path, n_rows):
         X.create_dataset("data", data=np.ones(pointer[-1], "f4"), chunks=(100,))
         X.create_dataset("indices", data=np.ones(pointer[-1], "i4"), chunks=(100,))
         X.create_dataset("indptr", data=pointer, chunks=(100_000,), compression="gzip")
-    age(path)
     return path
 
 
@@ -128,6 +127,7 @@ def write_rows(path, n_rows):
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.process)])
 def test_copies_read_by_kept_tables(tmp_path, monkeypatch, num_workers):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path))
+    settle(monkeypatch)
     path = write_rows(tmp_path / "a.h5ad", 200_000)
     open_collection(path).load_tables()
     kept = max((tmp_path / "tables").iterdir(), key=lambda file: file.stat().st_size)

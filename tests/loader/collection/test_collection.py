@@ -179,6 +179,56 @@ NOT_OPENED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
 ]
 
 
+# Names in a folder, and which of them a folder and a pattern take: all that are shown as cells.
+NAMES = ["a.h5ad", "B.H5AD", "run [2]/c.h5ad", "sub/d.h5ad"]
+HIDDEN = ["._a.h5ad", ".git/e.h5ad", "sub/._d.h5ad"]
+TAKEN = [
+    ("", ["B.H5AD", "a.h5ad"]),
+    ("*", ["B.H5AD", "a.h5ad"]),
+    ("[aB].*", ["B.H5AD", "a.h5ad"]),
+    ("run [2]", ["run [2]/c.h5ad"]),
+    ("run [2]/*.h5ad", ["run [2]/c.h5ad"]),
+    ("run [2]/../sub/?.h5ad", ["run [2]/../sub/d.h5ad"]),
+    ("**/*.h5ad", ["a.h5ad", "run [2]/c.h5ad", "sub/d.h5ad"]),
+]
+
+
+def test_which_files_folders_and_patterns_take(write_h5ad, tmp_path):
+    folder = tmp_path / "[x]*"
+    for name in NAMES + HIDDEN:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(write_h5ad(sp.csr_matrix(np.eye(3, dtype="f4"))), folder / name)
+    for name in HIDDEN:
+        (folder / name).write_bytes(b"\0\5\x16\7")
+    for given, taken in TAKEN:
+        if given == "*":
+            shutil.move(folder / "run [2]", tmp_path)
+            shutil.move(folder / "sub", tmp_path)
+        collection = open_collection(folder / given)
+        assert [each.text for each in collection.locations] == [str(folder / e) for e in taken]
+        if given == "*":
+            shutil.move(tmp_path / "run [2]", folder)
+            shutil.move(tmp_path / "sub", folder)
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    for kind, said in (
+        ("pipe", "is a pipe, a socket or a device, not a file; give a file"),
+        ("device", "is a pipe, a socket or a device, not a file; give a file"),
+        ("loop", "is a link that leads back to itself; remove it"),
+        ("gone", "is a link to nowhere, which is missing; put it there"),
+    ):
+        path = tmp_path / kind / "a.h5ad"
+        path.parent.mkdir()
+        if kind == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to({"device": "/dev/zero", "loop": path, "gone": "nowhere"}[kind])
+        for given in (path, path.parent, path.parent / "*"):
+            with pytest.raises(PathError, match=f"^{path}: {said}$"):
+                open_collection(given)
+
+
 class TestPaths:
     @pytest.fixture
     def folder(self, tmp_path, write_h5ad):

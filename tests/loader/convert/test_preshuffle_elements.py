@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 import anndata as ad
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -427,3 +428,16 @@ def test_a_mask_of_genes_of_which_two_share_a_name(tmp_path, as_series):
     copy = open_collection(tmp_path / "copy.zarr")
     assert copy.var["gene_ids"].tolist() == ["1", "3", "4"]
     assert np.array_equal(copy[:].X.toarray(), cells.X.toarray()[:, mask])
+
+
+def test_all_with_an_element_that_cannot_be_written(tmp_path):
+    """The remedy names the others; awkward arrays need not be installed here."""
+    path = tmp_path / "a.h5ad"
+    adata = ad.AnnData(np.eye(4, dtype=np.float32))
+    adata.obsm["pca"] = np.ones((4, 2))
+    adata.write_h5ad(path)
+    with h5py.File(path, "r+") as file:
+        file.create_group("obsm/lists").attrs["encoding-type"] = "awkward-array"
+    said = r"^`obsm/lists` .*\(encoding 'awkward-array'\); .* elements=\['X', 'obsm/pca', 'uns'\]$"
+    with pytest.raises(ParameterError, match=said):
+        preshuffle(path, tmp_path / "out.zarr", elements="all")

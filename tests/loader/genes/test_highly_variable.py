@@ -1,6 +1,5 @@
 """Highly variable genes against the published formulas in NumPy, and against scanpy."""
 
-import os
 import sys
 import types
 from pathlib import Path
@@ -14,6 +13,7 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import commands
+from tests.loader.bytes.files import settle
 
 from cellfeed import (
     ColumnError,
@@ -289,11 +289,10 @@ class TestQcMetrics:
 
 class TestCache:
     @pytest.fixture
-    def settled(self, adata, tmp_path):
+    def settled(self, adata, tmp_path, monkeypatch):
+        settle(monkeypatch)
         path = tmp_path / "a.h5ad"
         adata.write_h5ad(path)
-        before = path.stat().st_mtime - 60
-        os.utime(path, (before, before))
         return path
 
     @pytest.fixture
@@ -494,7 +493,8 @@ class TestCommand:
 
 @pytest.mark.slow  # imports datasets
 @pytest.mark.parametrize("kind", ["parquet", "saved", "object"])
-def test_sums_of_other_values_or_rows_of_a_file_are_not_taken(tmp_path, kind):
+def test_sums_of_other_values_or_rows_of_a_file_are_not_taken(tmp_path, monkeypatch, kind):
+    settle(monkeypatch)
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     datasets = pytest.importorskip("datasets")
     rng = np.random.default_rng(0)
@@ -510,8 +510,6 @@ def test_sums_of_other_values_or_rows_of_a_file_are_not_taken(tmp_path, kind):
         pq.write_table(pa.table(columns), folder / "a.parquet")
     else:
         datasets.Dataset.from_dict(columns).save_to_disk(str(folder))
-    for path in folder.iterdir():
-        os.utime(path, (0, 0))  # it has not just been written
     source = ParquetSource if kind == "parquet" else HuggingFaceSource
     given: Any = folder
     if kind == "object":

@@ -1,12 +1,20 @@
 """What goes wrong once is asked for again; what stays wrong ends with one line and the remedy."""
 
+import re
 import socket
+import struct
 import threading
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
+from unittest.mock import Mock
 
+import anndata
+import h5py
 import numpy as np
 import pytest
+import scipy.sparse as sp
+from tests.loader import matrices
 from tests.loader.remote.faulty import KINDS, VALUES, WAYS, quick, read, served
 from tests.servers import serving
 from tests.servers.answers import faulty
@@ -23,6 +31,7 @@ from tests.servers.faults import (
 from tests.servers.web import WebServer
 
 from cellfeed import FormatError, PathError, RemoteError, open_collection
+from cellfeed._bytes._remote import Version
 
 EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>hunter2</Message></Error>"
 AFTER_1S = {"Retry-After": "1"}
@@ -169,6 +178,70 @@ def test_server_that_is_not_there(server, url, said):
         with pytest.raises(RemoteError, match=said) as raised:
             open_collection(f"{url}/p.h5ad", storage_options=quick(0, seconds=0.5))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("way", ["opening", "rows"])
+def test_server_that_compresses_answers(server, monkeypatch, way):
+    def compressed(answer, fault, state):
+        added = {"Content-Encoding": "gzip", "ETag": f"W/{state.etag}"}
+        is_range = answer.status == HTTPStatus.PARTIAL_CONTENT
+        return replace(answer, headers=answer.headers | added) if is_range and fault else answer
+
+    monkeypatch.setattr(serving, "faulty", compressed)
+    with pytest.raises(RemoteError, match=r"Content-Encoding: gzip.*turn that off") as raised:
+        read(server, "p.h5ad", way, lambda _: WholeFile(), quick())
+    assert_one_line(raised.value, server, "p.h5ad")
+    assert most_asked(server) == 1
+
+
+@pytest.mark.parametrize("n_more", [-3, 3])
+@pytest.mark.parametrize("way", ["opening", "rows"])
+def test_answers_that_are_too_short_or_too_long(folder, server, monkeypatch, way, n_more):
+    content = (folder / "p.h5ad").read_bytes() + b"end"
+
+    def changed(answer, fault, _):
+        if not fault or answer.status != HTTPStatus.PARTIAL_CONTENT:
+            return answer
+        return replace(answer, body=content[answer.start : answer.stop + n_more], start=0, stop=0)
+
+    monkeypatch.setattr(serving, "faulty", changed)
+    with pytest.raises(RemoteError, match=r"the server returned .* bytes, not ") as raised:
+        read(server, "p.h5ad", way, lambda _: WholeFile(), quick())
+    assert_one_line(raised.value, server, "p.h5ad")
+    returned, requested = re.findall(r"([\d,]+) bytes, not ([\d,]+);", str(raised.value))[0]
+    assert int(returned.replace(",", "")) == int(requested.replace(",", "")) + n_more
+    assert most_asked(server) == 3
+
+
+def test_errors_of_our_own_code_are_what_they_are(server, monkeypatch):
+    """They are not the server's, and do not pass."""
+    there = open_collection(f"{server.url}/p.h5ad", storage_options=quick())
+    for error in (TypeError("ours"), ZeroDivisionError("ours")):
+        server.requests.clear()
+        monkeypatch.setattr(Version, "check", Mock(side_effect=error))
+        with pytest.raises(type(error), match=r"^ours$"):
+            there[[599]]
+        assert len({request.range for request in server.requests}) == len(server.requests)
+
+
+@pytest.mark.parametrize("kind", ["itself", "a level above"])
+def test_index_of_chunks_that_refers_to_itself(tmp_path, kind):
+    """HDF5 would follow it until its stack is full."""
+    path = tmp_path / "a.h5ad"
+    values = sp.random(200, 30, density=0.5, format="csr", dtype=np.float32, random_state=0)
+    anndata.AnnData(values).write_h5ad(path)
+    with h5py.File(path, "r+") as file:
+        matrices.replace(file, "X/data", file["X/data"][:], chunks=(9,))
+    content = bytearray(path.read_bytes())
+    root = next(k for k in range(len(content)) if content[k : k + 6] == b"TREE\x01\x01")
+    first_child = root + 24 + 2 * 8 + 8
+    if kind == "itself":
+        struct.pack_into("<Q", content, first_child, root)
+    else:
+        content[struct.unpack_from("<Q", content, first_child)[0] + 5] = 2
+    path.write_bytes(content)
+    with WebServer(tmp_path) as server, pytest.raises(FormatError, match="index of the chunks"):
+        open_collection(f"{server.url}/a.h5ad", storage_options=quick()).load_tables()
 
 
 # Replaced, or cut

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import scipy.sparse as sp
 from tests.commands import limited
-from tests.loader.bytes.files import age, note_calls
+from tests.loader.bytes.files import note_calls, settle
 from tests.loader.matrices import dense
 
 from cellfeed import (
@@ -44,14 +44,13 @@ OBS = {
 @pytest.fixture
 def records(tmp_path, monkeypatch):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path / "cache"))
+    settle(monkeypatch)
     return tmp_path / "cache" / "tables"
 
 
 @pytest.fixture
 def path(write_h5ad, records):
-    path = write_h5ad(sp.csr_matrix(COUNTS), OBS, layers={"raw": COUNTS}, compression="gzip")
-    age(path)
-    return path
+    return write_h5ad(sp.csr_matrix(COUNTS), OBS, layers={"raw": COUNTS}, compression="gzip")
 
 
 @pytest.fixture
@@ -102,8 +101,6 @@ def test_rows_are_read_without_hdf5_in_each_process(path, counted):
 
 def test_a_first_opening_looks_each_element_up_once_in_each_step(write_h5ad, records, counted):
     paths = [write_h5ad(sp.csr_matrix(COUNTS), OBS, nullable=False) for _ in range(4)]
-    for path in paths:
-        age(path)
     counted.clear()
     opened(paths)
     # obs and var and X, with an index each or three arrays (2 + 2 + 4); what is asked for again in
@@ -114,8 +111,6 @@ def test_a_first_opening_looks_each_element_up_once_in_each_step(write_h5ad, rec
 
 def test_a_second_opening_opens_no_files(write_h5ad, records, counted):
     paths = [write_h5ad(sp.csr_matrix(COUNTS + k), OBS) for k in range(4)]
-    for path in paths:
-        age(path)
     opened(paths)
     assert len([*records.iterdir()]) == 5  # one for each file, and the names of genes
     counted.clear()
@@ -139,8 +134,6 @@ def test_more_files_than_may_be_open(write_h5ad, tmp_path, records, is_recorded,
     for k, path in enumerate(paths):
         with h5py.File(path, "a") as file:
             file["X/data"][:] = values + k
-        if is_recorded:
-            age(path)
     if is_recorded:
         opened(paths)
     gc.collect()
@@ -227,8 +220,6 @@ def test_of_a_file_that_refers_to_others_nothing_is_recorded_then(path, name, tm
         file.copy(name, linked, "there")
         del file[name]
         file[name] = h5py.ExternalLink(other, "/there")
-    age(path)
-    age(other)
     for _ in range(2):
         collection = opened(path)
         assert collection.sources[0].linked_files() == (other,)

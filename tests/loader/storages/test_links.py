@@ -250,6 +250,38 @@ def test_links_to_nothing_and_to_themselves_are_named(folder, target):
         open_collection(here, elements=["layers/counts"])
 
 
+@pytest.mark.parametrize("way", ["link", "links", "soft link", "virtual", "unlimited", "raw"])
+def test_pipes_are_refused(folder, way):
+    """Opening one would wait for ever, unless somebody writes to it, as here."""
+    name = "obs/number"
+    there, here = write_pair(folder, "dense", {})
+    pipe = folder / "pipe"
+    os.mkfifo(pipe)
+    writer = os.open(pipe, os.O_RDWR)
+    if way == "link":
+        link(here, name, h5py.ExternalLink("pipe", "X"))
+    elif way == "links":
+        link(there, "X", h5py.ExternalLink(str(pipe), "X"))
+        link(here, name, h5py.ExternalLink("there/big.h5ad", "X"))
+    elif way == "soft link":
+        link(here, name, h5py.SoftLink("/uns/pipe"))
+        link(here, "uns", h5py.ExternalLink("pipe", "uns"))
+    elif way == "virtual":
+        replace_by_virtual(here, name, h5py.VirtualSource("pipe", "X", (N,)), np.s_[:N])
+    elif way == "unlimited":
+        source = h5py.VirtualSource("pipe", "X", (N,), maxshape=(None,))
+        every = np.s_[: h5py.h5s.UNLIMITED]
+        replace_by_virtual(here, name, source, every, maxshape=(None,))
+    else:
+        write_raw(here, name, folder / "raw.bin")
+        (folder / "raw.bin").unlink()
+        (folder / "raw.bin").symlink_to(pipe)
+    message = f"^{here}: .*(which is a pipe, a socket or a device; put a file there$|too short)"
+    with pytest.raises(FormatError, match=message):
+        open_collection(here, obs=["number"])
+    os.close(writer)
+
+
 class TestWhereElse:
     """Links are followed by all that reads files."""
 

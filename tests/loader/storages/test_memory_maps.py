@@ -169,6 +169,22 @@ class TestNpyFolder:
         with pytest.raises(FormatError, match=f"{name}.npy: was replaced or written to"):
             collection[:]
 
+    @pytest.mark.parametrize("name", ["data", "indices", "indptr", "shape", "format"])
+    def test_flipped_bits_of_a_header(self, tmp_path, name):
+        """NumPy parses headers as Python, whose errors are of any kind."""
+        where = write_npy(tmp_path, X)
+        np.save(where / "format.npy", np.array(b"csr"))
+        path = where / f"{name}.npy"
+        whole = path.read_bytes()
+        for k in range(0, 128 * 8, 61):
+            damaged = bytearray(whole)
+            damaged[k // 8] ^= 1 << k % 8
+            path.write_bytes(damaged)
+            try:
+                open_collection(where)
+            except FormatError as error:
+                assert "\n" not in str(error)  # noqa: PT017 - some have no consequence
+
     def test_files_that_are_missing_or_do_not_fit(self, tmp_path):
         with pytest.raises(PathError, match="there is no such folder"):
             MemoryMapSource(tmp_path / "nowhere")

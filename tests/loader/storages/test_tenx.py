@@ -29,6 +29,19 @@ N_CELLS = 90
 BOTH = ["mod/Gene Expression/X", "mod/Antibody Capture/X"]
 
 
+def test_version_2_without_gene_ids(tmp_path):
+    path = tmp_path / "a.h5"
+    write(path, 5, 4, version=2, genome="hg19")
+    whole = open_collection(path)
+    X, var = whole[:].X.toarray(), whole.var
+    del whole
+    with h5py.File(path, "r+") as file:
+        del file["hg19/genes"]
+    collection = open_collection(path)
+    assert np.array_equal(collection[:].X.toarray(), X)
+    assert collection.var.equals(var.drop(columns="gene_ids"))
+
+
 def write(path, n_cells, n_genes, n_antibodies=0, *, seed=0, **options):
     """Write counts of genes and antibodies."""
     X = counts(n_cells, n_genes + n_antibodies, seed)

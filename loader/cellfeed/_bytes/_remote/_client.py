@@ -24,8 +24,10 @@ from cellfeed._bytes._location import Location, StorageOptions
 from cellfeed._bytes._remote._disk_cache import DiskCache
 from cellfeed._bytes._remote._failures import (
     ChangedError,
+    EncodedError,
     cancelled,
     failure,
+    is_of_request,
     is_overload,
     may_pass,
 )
@@ -84,21 +86,22 @@ class Version:
         """The ETag, if no two contents can have the same one."""
         return None if self.etag is None or self.etag.startswith("W/") else self.etag
 
-    def check(self, found: "Version") -> None:
-        """Check that an answer is of this version.
+    def check(self, answer: Any) -> None:
+        """Check that an answer of obstore, its result of a ``get``, is of this version.
 
         Raises
         ------
         ChangedError
             It is of another version.
+        EncodedError
+            It seems to be of another version, since the server compresses it.
         """
-        if self.size != found.size:
-            raise ChangedError
-        if self.etag is not None and found.etag is not None:
-            if self.etag != found.etag:
-                raise ChangedError
-        elif self.modified != found.modified:
-            raise ChangedError
+        found = version_of(answer.meta)
+        has_etags = self.etag is not None and found.etag is not None
+        is_same = self.etag == found.etag if has_etags else self.modified == found.modified
+        if self.size != found.size or not is_same:
+            encoding = answer.attributes.get("Content-Encoding")
+            raise EncodedError(encoding) if encoding else ChangedError
 
 
 def version_of(meta: Any) -> Version:
@@ -339,7 +342,11 @@ class _Attempts:
         ------
         CellfeedError
             There are no attempts left; names the object, and the bytes.
+        Exception
+            The error itself, if it is of our own code.
         """
+        if not is_of_request(error):
+            raise error
         self._n += 1
         if self._n >= self._most or time.monotonic() >= self._end or not may_pass(error):
             raise failure(error, *self._where) from None

@@ -41,17 +41,44 @@ _FINAL = (
 )
 
 
-class ChangedError(Exception):
+class AnswerError(Exception):
+    """An answer is not what was requested."""
+
+
+class ChangedError(AnswerError):
     """An object has changed since it was opened."""
 
 
-class ShortError(Exception):
-    """A server returned fewer bytes than were requested."""
+class EncodedError(AnswerError):
+    """A server compresses what it sends, so that ranges are not those of the object.
+
+    Parameters
+    ----------
+    encoding
+        Its ``Content-Encoding``.
+    """
+
+
+class LengthError(AnswerError):
+    """A server returned more or fewer bytes than were requested.
+
+    Parameters
+    ----------
+    n_bytes, n_requested
+        Numbers of bytes that came, and that were requested.
+    """
 
 
 def is_of_server(error: BaseException) -> bool:
     """Return whether an error was raised by obstore."""
     return type(error).__module__.startswith("obstore")
+
+
+def is_of_request(error: BaseException) -> bool:
+    """Return whether an error is of a connection, a server or its answer, not of our own code."""
+    # obstore raises `FileNotFoundError` where there is no such object.
+    of_request = AnswerError, ConnectionError, TimeoutError, FileNotFoundError
+    return is_of_server(error) or isinstance(error, of_request)
 
 
 def _status_of(error: BaseException) -> int | None:
@@ -72,9 +99,9 @@ def is_overload(error: BaseException) -> bool:
 
 def may_pass(error: BaseException) -> bool:
     """Return whether the same request may succeed later."""
-    if isinstance(error, ChangedError) or type(error).__name__ in _FINAL:
-        return False
-    if not isinstance(error, Exception):
+    if isinstance(error, AnswerError):
+        return isinstance(error, LengthError)
+    if not is_of_request(error) or type(error).__name__ in _FINAL:
         return False
     status = _status_of(error)
     is_final = status is not None and _CLIENT_ERRORS <= status < _SERVER_ERRORS
@@ -84,12 +111,12 @@ def may_pass(error: BaseException) -> bool:
 def failure(
     error: BaseException, location: Location, first: int | None = None, stop: int | None = None
 ) -> CellfeedError:
-    """Return the exception that replaces an error of obstore: one line with place and remedy.
+    """Return the exception that replaces an error of a request: one line with place and remedy.
 
     Parameters
     ----------
     error
-        The error of a request.
+        An error for which `is_of_request` is true.
     location
         The object.
     first, stop
@@ -109,9 +136,13 @@ def failure(
         remedy = "give valid credentials in `storage_options`, or renew those that expired"
     elif kind == "NotSupportedError" and first is not None:
         what, remedy = "the server returns no byte ranges", "download it, or use another server"
-    elif isinstance(error, ShortError):
-        what = "the server returned fewer bytes than the object has"
+    elif isinstance(error, LengthError):
+        n_bytes, n_requested = error.args
+        what = f"the server returned {n_bytes:,} bytes, not {n_requested:,}"
         remedy = "upload it again if that persists"
+    elif isinstance(error, EncodedError):
+        what = f"the server compresses it (Content-Encoding: {error.args[0]}), also byte ranges"
+        remedy = "turn that off for such files"
     elif status is not None and _CLIENT_ERRORS <= status < _SERVER_ERRORS and not may_pass(error):
         what = f"the server refuses it ({_said(error)})"
         remedy = "check the URL and `storage_options`; renew credentials that expired"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from cellfeed._bytes._location import Location
+from cellfeed._bytes._location import Location, has_suffix
 from cellfeed._bytes._remote._client import (
     WEB,
     Version,
@@ -134,7 +134,7 @@ def expand_url(location: Location, suffixes: Sequence[str]) -> list[Location]:
     check_url(location)
     pattern = _MAGIC.search(location.text)
     text = location.text.rstrip("/")
-    if pattern is None and text.endswith(tuple(suffixes)) and text == location.text:
+    if pattern is None and has_suffix(text, *suffixes) and text == location.text:
         return [location]
     if location.scheme in WEB:
         if pattern is None:
@@ -202,8 +202,8 @@ def _in_folder(location: Location, suffixes: Sequence[str]) -> list[Location]:
     below = _listed(location)
     if not _ZARR.isdisjoint(below):
         return [location]
-    names = {name.partition("/")[0] for name in below}
-    return [location / name for name in sorted(names) if name.endswith(tuple(suffixes))]
+    names = {name.partition("/")[0] for name in below if not name.startswith(".")}
+    return [location / name for name in sorted(names) if has_suffix(name, *suffixes)]
 
 
 def _matches(location: Location, first: int) -> list[Location]:
@@ -223,7 +223,11 @@ def _matches(location: Location, first: int) -> list[Location]:
 
 def _regular_expression(pattern: str) -> str:
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^]]+\])", pattern)
-    meanings = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    # Names that begin with a dot only match if that is written, as in folders on disk.
+    shown = r"(?!(?<![^/])\.)"
+    every = f"(?:{shown}.)*"
+    meanings = {"**/": f"(?:{every}/)?", "**": every}
+    meanings |= {"*": f"{shown}[^/]*", "?": f"{shown}[^/]"}
     return "".join(
         meanings.get(part, part if part.startswith("[") else re.escape(part)) for part in parts
     )

@@ -201,10 +201,8 @@ class RemoteObjects(ByteStore):
                     found[k] = place
                     continue
                 try:
-                    answer = place.batch.result()[place.request]
-                    if isinstance(answer, CellfeedError):
-                        raise type(answer)(*answer.args)  # a copy, as other threads raise it too
-                except CellfeedError:
+                    answer = _received(place.batch.result()[place.request])
+                except Exception:
                     pending.ranges.clear()  # so that a retry requests them again
                     raise
                 if answer is not None:
@@ -345,6 +343,15 @@ class RemoteObjects(ByteStore):
                 url = str(self._locations(file))
                 found[file] = ObjectVersion(url, version.strong_etag, version.size)
         return found
+
+
+def _received(answer: memoryview | BaseException | None) -> memoryview | None:
+    """Return an answer, or raise it."""
+    if isinstance(answer, CellfeedError):
+        raise type(answer)(*answer.args)  # a copy, as other threads raise it too
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
 
 
 @cache

@@ -29,12 +29,12 @@ from cellfeed._bytes._remote._client import (
     disk_cache,
     open_object,
     stores_of,
-    version_of,
 )
 from cellfeed._bytes._remote._disk_cache import ObjectVersion
-from cellfeed._bytes._remote._failures import ShortError
+from cellfeed._bytes._remote._failures import LengthError
 from cellfeed._bytes._remote._scheduler import LARGEST_REQUEST
 from cellfeed._bytes._store import joined
+from cellfeed._errors import FormatError
 
 # Reading several files with h5py concurrently, although h5py locks all of HDF5 while it reads.
 #
@@ -325,7 +325,7 @@ class PagedFile(io.RawIOBase):
                 many = store.get_ranges(self._path, starts=firsts[:-1], ends=stops[:-1], coalesce=0)
                 contents += map(memoryview, many)
             last = store.get(self._path, options={"range": (firsts[-1], stops[-1])})
-            self._version.check(version_of(last.meta))
+            self._version.check(last)
             contents.append(memoryview(last.bytes()))
             return _of_sizes(contents, firsts, stops)
 
@@ -345,7 +345,7 @@ class PagedFile(io.RawIOBase):
     async def _range(self, gate: asyncio.Semaphore, first: int, stop: int) -> memoryview:
         async def ask() -> memoryview:
             got = await self._stores.store.get_async(self._path, options={"range": (first, stop)})
-            self._version.check(version_of(got.meta))
+            self._version.check(got)
             content = memoryview(await got.bytes_async())
             return _of_sizes([content], [first], [stop])[0]
 
@@ -353,10 +353,17 @@ class PagedFile(io.RawIOBase):
             return await ask_in_loop(self._location, ask, first, stop)
 
     def _fetch_children(self, nodes: Sequence[bytes]) -> None:
-        """Fetch all descendants of nodes of a chunk index, level by level."""
+        """Fetch all descendants of nodes of a chunk index, level by level.
+
+        Raises
+        ------
+        FormatError
+            Levels do not fall by one, so that a node may refer to itself, which HDF5 would follow
+            without end.
+        """
         key = 8 + 8 * (self._n_dimensions + 1)
         node_bytes = _NODE_HEAD + (_NODE_ENTRIES + 1) * key + _NODE_ENTRIES * _ADDRESS
-        while nodes and nodes[0][5] > 0:
+        for level in range(nodes[0][5], 0, -1):
             addresses = list[int]()
             for node in nodes:
                 (n_entries,) = struct.unpack_from("<H", node, 6)
@@ -366,7 +373,7 @@ class PagedFile(io.RawIOBase):
                     for place in places
                     if place + _ADDRESS <= len(node)
                 )
-            inside = [each for each in addresses if each + node_bytes <= self._version.size]
+            inside = [e for e in sorted({*addresses}) if e + node_bytes <= self._version.size]
             if not inside:
                 return
             starts = np.array(inside, np.int64)
@@ -374,6 +381,9 @@ class PagedFile(io.RawIOBase):
             nodes = [self._read_pages(start, start + node_bytes) for start in inside]
             if any(node[:5] != _NODE_OF_CHUNKS for node in nodes):
                 return
+            if any(node[5] != level - 1 for node in nodes):
+                msg = f"{self._location}: the index of the chunks of an array is damaged"
+                raise FormatError(f"{msg}; upload the file again")
 
 
 def _of_sizes(
@@ -382,5 +392,5 @@ def _of_sizes(
     """Return ranges, after checking that each is complete."""
     for content, first, stop in zip(contents, firsts, stops, strict=True):
         if len(content) != stop - first:
-            raise ShortError
+            raise LengthError(len(content), stop - first)
     return contents

@@ -24,9 +24,8 @@ from cellfeed._bytes._remote._client import (
     in_loop,
     is_forked,
     stores_of,
-    version_of,
 )
-from cellfeed._bytes._remote._failures import ShortError, cancelled, failure, is_overload
+from cellfeed._bytes._remote._failures import LengthError, cancelled, is_overload
 from cellfeed._bytes._store import LOOK_UP_SECONDS, is_awaited
 from cellfeed._errors import CellfeedError, PathError
 
@@ -227,13 +226,13 @@ class Batch:
     def __init__(self, requests: Sequence[Request], objects: Mapping[int, Object]) -> None:
         self.requests, self.objects = requests, objects
         self.location = objects[requests[0].file].location
-        self.answers: list[memoryview | CellfeedError | None] = [None] * len(requests)
+        self.answers: list[memoryview | BaseException | None] = [None] * len(requests)
         self.is_here = Future[None]()
         self.is_cancelled = False
         self.tasks = set[asyncio.Task[memoryview | None]]()
         self._n_left = len(requests)
 
-    def result(self) -> Sequence[memoryview | CellfeedError | None]:
+    def result(self) -> Sequence[memoryview | BaseException | None]:
         """Wait for all answers.
 
         Each request ends in bounded time, so this does too, and immediately when the process exits,
@@ -259,7 +258,7 @@ class Batch:
         for task in list(self.tasks):
             task.cancel()
 
-    def put(self, number: int, answer: memoryview | CellfeedError | None) -> None:
+    def put(self, number: int, answer: memoryview | BaseException | None) -> None:
         """Store an answer."""
         self.answers[number] = answer
         self._n_left -= 1
@@ -324,8 +323,8 @@ class Scheduler:
             batch.put(number, task.result())
         elif isinstance(error, CellfeedError):
             batch.put(number, error.with_traceback(None))
-        else:  # any error, since somebody waits for the result
-            batch.put(number, failure(error, location))
+        else:  # of our own code, since somebody waits for the result
+            batch.put(number, error)
 
     async def _receive(self, request: Request, wanted: Object) -> memoryview | None:
         """Return the bytes, None if the object does not exist and need not exist."""
@@ -348,11 +347,11 @@ class Scheduler:
         got = await self._store.get_async(wanted.path, options=options)
         answered = time.monotonic()
         if wanted.version is not None:
-            wanted.version.check(version_of(got.meta))
+            wanted.version.check(got)
         content = memoryview(await got.bytes_async())
         now = time.monotonic()
         if wanted.version is not None and len(content) != request.stop - request.first:
-            raise ShortError
+            raise LengthError(len(content), request.stop - request.first)
         self.counters.n_requests += 1
         self.counters.n_bytes += len(content)
         self.counters.n_wanted += min(request.n_wanted, len(content))

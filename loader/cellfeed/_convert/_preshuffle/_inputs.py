@@ -36,6 +36,9 @@ from cellfeed.sampling import Fetch
 _UNS = "uns"
 
 
+_WRITTEN = ("dense", "csr", "csc", "dataframe")  # encodings of elements
+
+
 def contents_of(paths: Any, elements: Sequence[str] | Literal["all"]) -> Contents:
     """Return what is written of files.
 
@@ -68,8 +71,18 @@ def contents_of(paths: Any, elements: Sequence[str] | Literal["all"]) -> Content
             msg = f"{location}: is {storage.name}, which does not list its elements"
             raise ParameterError(f"{msg}; name them, such as elements=['X']")
     if elements == "all":
+        _require_written(encodings)
         return _contents([*encodings], encodings, uns=True)
     return _contents(names, encodings, uns=_UNS in elements)
+
+
+def _require_written(encodings: Mapping[str, str]) -> None:
+    """Check that each element has an encoding that is written."""
+    for name, encoding in encodings.items():
+        if encoding not in _WRITTEN:
+            others = [each for each in encodings if encodings[each] in _WRITTEN]
+            msg = f"`{name}` cannot be written (encoding {encoding!r}); name the others"
+            raise ParameterError(f"{msg}: elements={[*others, _UNS]!r}")
 
 
 def _contents(names: Sequence[str], encodings: Mapping[str, str], *, uns: bool) -> Contents:

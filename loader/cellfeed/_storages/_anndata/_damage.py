@@ -16,6 +16,7 @@ from cellfeed._bytes._remote import failure, is_of_server
 from cellfeed._errors import CellfeedError, FormatError, lacks_threads
 from cellfeed._runs import Runs
 from cellfeed._storages._anndata._file import StructureError, is_group
+from cellfeed._storages._anndata._h5file import own_members
 
 # HDF5 filters from hdf5plugin, such as ``hdf5plugin.FILTERS["zstd"]``.
 #
@@ -49,7 +50,7 @@ def lacking_filter(path: Path | None, element: str) -> str | None:
 
 def _lacking_filter(element: Any) -> str | None:
     if isinstance(element, h5py.Group):
-        return next(filter(None, map(_lacking_filter, element.values())), None)
+        return next(filter(None, map(_lacking_filter, own_members(element).values())), None)
     created = element.id.get_create_plist()
     for number, _, _, name in (created.get_filter(k) for k in range(created.get_nfilters())):
         if not h5z.filter_avail(number):
@@ -128,17 +129,13 @@ def other_format_of(root: Any) -> str | None:
     for members, what in _OTHERS:
         if all(each in root for each in members):
             return what
-    within = [name for name, group in _groups(root).items() if "obs" in group and "var" in group]
+    groups = {name: each for name, each in own_members(root).items() if is_group(each)}
+    within = [name for name, group in groups.items() if "obs" in group and "var" in group]
     if within:
         return (
             f"a file with AnnData in `{within[0]}`; write that as a file of its own, with anndata"
         )
     return None
-
-
-def _groups(root: Any) -> dict[str, Any]:
-    members = {name: root.get(name) for name in root}
-    return {name: each for name, each in members.items() if each is not None and is_group(each)}
 
 
 _OTHERS = (

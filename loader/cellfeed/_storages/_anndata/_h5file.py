@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -69,17 +70,20 @@ class H5File(AnnDataFile):
         held = self._held
         if held is not None and name in held:
             return held[name]
+        file = self()
+        link = None if name in self._examined else external_link(file, name)
+        path = None if link is None else self._follow(link, name)
         try:
-            found = self()[name]
+            found = file[name]
         except (KeyError, *_UNOPENED):
-            link = broken_link(self(), name)
-            if link is None:
+            broken = broken_link(file, name)
+            if broken is None:
                 raise
-            of = f" of {link.filename!r}" if isinstance(link, h5py.ExternalLink) else ""
-            msg = f"{self.location}: `{name}` is a link to `{link.path}`{of}, which cannot be"
+            of = f" of {broken.filename!r}" if isinstance(broken, h5py.ExternalLink) else ""
+            msg = f"{self.location}: `{name}` is a link to `{broken.path}`{of}, which cannot be"
             raise FormatError(f"{msg} opened; put back what it leads to") from None
         if name not in self._examined:
-            self._examine(found, name)
+            self._examine(found, name, path)
             self._examined.add(name)
         if held is not None:
             held[name] = found
@@ -90,8 +94,27 @@ class H5File(AnnDataFile):
         return bool(self.stored(name) == self.stored(other))
 
     @abstractmethod
-    def _examine(self, found: Any, name: str) -> None:
+    def _follow(self, link: h5py.ExternalLink, name: str) -> Path | None:
+        """Return the file to which the link of an element leads, before HDF5 opens that.
+
+        None if it is nowhere.
+
+        Raises
+        ------
+        FormatError
+            HDF5 must not open what is there.
+        """
+
+    @abstractmethod
+    def _examine(self, found: Any, name: str, path: Path | None) -> None:
         """Watch the other files that an array or group lies in or takes its values from.
+
+        Parameters
+        ----------
+        found, name
+            The array or group, and its path.
+        path
+            The file in which it lies, as `_follow` returned it; None for this one.
 
         Raises
         ------
@@ -238,7 +261,10 @@ def external_link(group: h5py.Group, name: str, depth: int = 0) -> h5py.External
     """
     parts = [part for part in name.split("/") if part]
     for k in range(len(parts)):
-        link = group.get("/".join(parts[: k + 1]), getlink=True)
+        try:
+            link = group.get("/".join(parts[: k + 1]), getlink=True)
+        except _UNOPENED:
+            return None
         rest = parts[k + 1 :]
         if isinstance(link, h5py.ExternalLink):
             return h5py.ExternalLink(link.filename, "/".join([link.path, *rest]))
@@ -247,3 +273,13 @@ def external_link(group: h5py.Group, name: str, depth: int = 0) -> h5py.External
             start = group.file if link.path.startswith("/") else parent
             return external_link(start, "/".join([link.path, *rest]), depth + 1)
     return None
+
+
+def own_members(group: Any) -> dict[str, Any]:
+    """Return the arrays and groups in a group of HDF5 or zarr, without those in other files."""
+    if isinstance(group, h5py.Group):
+        names = [name for name in group if external_link(group, name) is None]
+    else:
+        names = list(group)
+    found = {name: group.get(name) for name in names}
+    return {name: each for name, each in found.items() if each is not None}

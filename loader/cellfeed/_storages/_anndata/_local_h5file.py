@@ -26,6 +26,7 @@ from cellfeed._bytes import (
     identity,
     lasting_identity,
     replaced,
+    require_file,
 )
 from cellfeed._decode import OpenFile, share_of_descriptors
 from cellfeed._errors import FormatError, PathError
@@ -149,6 +150,7 @@ class LocalH5File(H5File, ByteStore):
     def read_oldest_frame(self, name: str) -> pd.DataFrame:
         """Read ``obs``, ``var`` or ``raw/var`` through anndata, which needs the whole file."""
         for each in self():
+            self._examine_all(each)
             if each not in ("X", "raw.X"):  # which stay in the file
                 check_sizes(self, each)
         adata = ad.read_h5ad(self._absolute, backed="r")
@@ -182,9 +184,8 @@ class LocalH5File(H5File, ByteStore):
         file = self if is_here else self._linked[_inode_of(_state_of(found.file))]
         return file, f"at byte {there.addr}"
 
-    def _examine(self, found: Any, name: str) -> None:
+    def _examine(self, found: Any, name: str, path: Path | None) -> None:
         """Watch the other files of an array or group; see `H5File`."""
-        path = self._watch_links(self(), name, name)  # they may lead back into this file
         if h5py.h5o.get_info(found.id).fileno != h5py.h5o.get_info(self().id).fileno:
             self._watch_linked(found.file, path, name)
         if isinstance(found, h5py.Dataset):
@@ -202,30 +203,28 @@ class LocalH5File(H5File, ByteStore):
         if _inode_of(_state_of(self._linked[inode]())) != inode:
             raise replaced(path)
 
-    def _watch_links(self, file: h5py.File, there: str, name: str) -> Path | None:
-        """Watch the files through which links lead from another one; return the last, if any.
+    def _follow(
+        self, link: h5py.ExternalLink, name: str, holder: Path | None = None
+    ) -> Path | None:
+        """Watch the files through which a link leads; return the last, None if one is nowhere.
 
         Parameters
         ----------
-        file, there
-            An open file, and a path in it.
-        name
-            The array or group that is read, for messages.
+        link, name
+            The link, and the array or group that is read, for messages.
+        holder
+            The file that has the link; by default, this one.
         """
-        link = external_link(file, there)
-        if link is None:
-            return None
-        path = self._find(link.filename, _path_of(file), os.environ.get("HDF5_EXT_PREFIX", ""))
+        holder = holder or _path_of(self())
+        path = self._find(link.filename, holder, "HDF5_EXT_PREFIX", f"`{name}` is a link into")
         if path is None:
-            what = (
-                f"`{name}` is a link into {link.filename!r}, which is in the current folder alone"
-            )
-            raise FormatError(f"{self.location}: {what}; put that file beside {_path_of(file)}")
+            return None
         self._watched.see(path, path.stat())
-        with h5py.File(path, "r") as following:
-            return self._watch_links(following, link.path, name) or path
+        with h5py.File(path, "r") as file:
+            following = external_link(file, link.path)
+            return path if following is None else self._follow(following, name, path)
 
-    def _find(self, name: str, holder: Path, prefixes: str) -> Path | None:
+    def _find(self, name: str, holder: Path, variable: str, what: str) -> Path | None:
         """Return the file that HDF5 finds by the name in a virtual dataset or link, if any.
 
         Where it looks before, no file may appear.
@@ -234,21 +233,35 @@ class LocalH5File(H5File, ByteStore):
         ----------
         name, holder
             Name of the file, and the file that refers to it.
-        prefixes
-            Folders to look in first, from the environment.
+        variable
+            The environment variable with folders to look in first.
+        what
+            What refers to the file, for messages.
+
+        Raises
+        ------
+        FormatError
+            HDF5 would open a pipe, or a file that other processes may not find.
         """
         folder, found = holder.absolute().parent, Path(name)
-        first = prefixes.replace("${ORIGIN}", str(folder)).split(":")
+        first = os.environ.get(variable, "").replace("${ORIGIN}", str(folder)).split(":")
         folders = [*(Path(each) for each in first if each), folder, Path(), holder.resolve().parent]
         beside = Path(found.name) if found.is_absolute() else found
         paths = [found] * found.is_absolute() + [each / beside for each in folders]
         for path in paths:
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                msg = (
+                    f"{self.location}: {what} {str(path)!r}, which is a pipe, a socket or a device"
+                )
+                raise FormatError(f"{msg}; put a file there")
             if h5py.is_hdf5(path):
                 if path != beside:
                     return path
                 # In other processes the current folder may be another.
-                is_same = h5py.is_hdf5(paths[-1]) and path.samefile(paths[-1])
-                return paths[-1] if is_same else None
+                if h5py.is_hdf5(paths[-1]) and path.samefile(paths[-1]):
+                    return paths[-1]
+                msg = f"{self.location}: {what} {name!r}, which is in the current folder alone"
+                raise FormatError(f"{msg}; put that file beside {holder}")
             if not path.exists():
                 self._watched.see(path.absolute(), None)
         return None
@@ -269,13 +282,16 @@ class LocalH5File(H5File, ByteStore):
                 raise self._elsewhere(f"{what}, which cellfeed does not follow", dataset)
             path = dataset.file.filename
             if file_name != ".":
-                found = self._find(file_name, Path(path), os.environ.get("HDF5_VDS_PREFIX", ""))
+                of = f"`{name}` is virtual, with values in"
+                found = self._find(file_name, Path(path), "HDF5_VDS_PREFIX", of)
                 if found is None:
                     raise self._elsewhere(f"{what}, which is not there", dataset)
                 path = found
                 self._watched.see(found, found.stat())
             with h5py.File(path, "r") as file:
-                self._watch_links(file, source_name, name)
+                link = external_link(file, source_name)
+                if link is not None and self._follow(link, name, Path(path)) is None:
+                    raise self._elsewhere(f"{what}, which is not there", dataset)
                 source = file.get(source_name)
                 if not isinstance(source, h5py.Dataset):
                     raise self._elsewhere(f"{what}, which has no such array", dataset)
@@ -434,9 +450,7 @@ def _n_selected(dataset: h5py.Dataset, area: h5py.h5s.SpaceID) -> int:
 
 
 def _open(path: Location, absolute: Path) -> h5py.File:
-    if not absolute.is_file():
-        msg = f"{path}: no such file"
-        raise PathError(msg)
+    require_file(absolute, path)
     try:
         # HDF5's default locking: another would clash with a handle that the user has open.
         return h5py.File(absolute, "r")

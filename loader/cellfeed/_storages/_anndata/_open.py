@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import SCHEMES, Location
+from cellfeed._bytes import SCHEMES, Location, has_suffix
 from cellfeed._bytes._tables import Tables, pack, unpack
 from cellfeed._errors import FormatError
 from cellfeed._lazy import pd
@@ -342,7 +342,7 @@ _HDF5 = (".h5ad", ".h5mu", ".h5", ".hdf5", ".loom", ".h5seurat")  # of URLs
 
 def _files(location: Location) -> Sequence[AnnDataFile]:
     if location.path is None:
-        if location.name.endswith(_HDF5):
+        if has_suffix(location.name, *_HDF5):
             return [RemoteH5File(location)]
         return [RemoteZarrStore(group) for group in anndata_groups(location)]
     metadata = metadata_of(location.path)
@@ -354,7 +354,7 @@ def _files(location: Location) -> Sequence[AnnDataFile]:
 def _is_anndata(path: Path) -> bool:
     if path.is_dir():
         return is_zarr(path)
-    return path.suffix in (".h5ad", ".h5mu") or h5py.is_hdf5(path)
+    return has_suffix(path.name, ".h5ad", ".h5mu") or h5py.is_hdf5(path)
 
 
 ANNDATA = Storage(
@@ -464,14 +464,14 @@ def _open_element(
     by_gene
         Whether to open a matrix that is stored by gene.
     """
-    path, root = file.location, file()
+    path = file.location
     folder = name.partition("/")[0]
     tables = {"raw": "raw/var", "obsm": None}
-    if name == "raw/X" and f"{within}raw.X" in root:  # anndata before 0.7
+    if name == "raw/X" and not _lacks(file, f"{within}raw.X"):  # anndata before 0.7
         name, tables["raw"] = "raw.X", "raw.var"
     var, element = tables.get(folder, "var"), within + name
     if _lacks(file, element):
-        raise FormatError(f"{path}: has no `{element}`; {_alternatives(root, within, folder)}")
+        raise FormatError(f"{path}: has no `{element}`; {_alternatives(file, within, folder)}")
     stored = file.stored(element)
     where = file, element, None if var is None else within + var, f"{within}obs"
     if not is_group(stored):
@@ -507,31 +507,31 @@ def _lacks(file: AnnDataFile, name: str) -> bool:
     return False
 
 
-def _alternatives(root: Any, within: str, folder: str) -> str:
+def _alternatives(file: AnnDataFile, within: str, folder: str) -> str:
     if folder == "raw":
         return "read `X` instead, or set `adata.raw` before writing"
+    folder = "obsm" if folder == "obsm" else "layers"
+    there = [] if _lacks(file, within + folder) else sorted(file.stored(within + folder))
     if folder == "obsm":
-        names = ", ".join(sorted(root[f"{within}obsm"])) if f"{within}obsm" in root else ""
-        return f"its obsm has: {names or 'nothing'}"
-    layers = ", ".join(sorted(root[f"{within}layers"])) if f"{within}layers" in root else ""
-    return f"its layers are: {layers or 'none'}"
+        return f"its obsm has: {', '.join(there) or 'nothing'}"
+    return f"its layers are: {', '.join(there) or 'none'}"
 
 
 def _encodings(file: AnnDataFile, within: str = "") -> dict[str, str]:
     """Return the encoding of each element of an AnnData object."""
-    root = file()
-    there = ["X"] if f"{within}X" in root else []
-    if f"{within}raw/X" in root or f"{within}raw.X" in root:
+    is_old = not _lacks(file, f"{within}raw.X")
+    there = [] if _lacks(file, f"{within}X") else ["X"]
+    if is_old or not _lacks(file, f"{within}raw/X"):
         there.append("raw/X")
     for folder in ("layers", "obsm"):
-        if f"{within}{folder}" in root:
-            stored = root[f"{within}{folder}"]
+        if not _lacks(file, within + folder):
+            stored = file.stored(within + folder)
             names = _names_below(stored) if is_group(stored) else stored.dtype.names or ()
             there += [f"{folder}/{name}" for name in names]
     found = dict[str, str]()
     for name in there:
-        is_old = name == "raw/X" and f"{within}raw.X" in root
-        stored = root.get(within + ("raw.X" if is_old else name))
+        path = within + ("raw.X" if is_old and name == "raw/X" else name)
+        stored = None if _lacks(file, path) else file.stored(path)
         # What is not there is a field of a compound dataset, as anndata wrote obsm before 0.7.
         is_array = stored is None or not is_group(stored)
         encoding = "dense" if is_array else _sparse_encoding(stored)

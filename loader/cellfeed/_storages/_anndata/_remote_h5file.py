@@ -6,6 +6,7 @@ import atexit
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -17,7 +18,7 @@ from cellfeed._bytes._remote import PagedFile, RemoteObjects, Version, paged_fil
 from cellfeed._bytes._tables import Tables
 from cellfeed._errors import CellfeedError, FormatError
 from cellfeed._lazy import pd
-from cellfeed._storages._anndata._h5file import H5File, external_link
+from cellfeed._storages._anndata._h5file import H5File, own_members
 
 _MOST_PREFETCHED = 1 << 27  # bytes of an array that is read as a whole
 _OPEN = weakref.WeakSet[h5py.File]()
@@ -98,15 +99,11 @@ class RemoteH5File(H5File):
     def check_unchanged(self) -> None:
         """Do nothing, since each answer of the server is checked."""
 
-    def stored(self, name: str) -> Any:
-        """Return an array or group; refuse links into other files, for which HDF5 takes this."""
-        if name not in self._examined:
-            link = external_link(self(), name)
-            if link is not None:
-                raise self._elsewhere(name, link.filename)
-        return super().stored(name)
+    def _follow(self, link: h5py.ExternalLink, name: str) -> Path | None:
+        """Refuse links into other files, for which HDF5 takes this one; see `H5File`."""
+        raise self._elsewhere(name, link.filename)
 
-    def _examine(self, found: Any, name: str) -> None:
+    def _examine(self, found: Any, name: str, path: Path | None) -> None:  # noqa: ARG002 - there is one
         """Refuse arrays with values in other files; see `H5File`."""
         if not isinstance(found, h5py.Dataset):
             return
@@ -144,8 +141,8 @@ class RemoteH5File(H5File):
         """Prefetch arrays that are read completely, each with few round trips."""
         for name in names:
             element = self.stored(name)
-            members = [element] if isinstance(element, h5py.Dataset) else element.values()
-            for each in members:
+            own = [element] if isinstance(element, h5py.Dataset) else own_members(element).values()
+            for each in own:
                 if isinstance(each, h5py.Dataset):
                     self._prefetch(each)
 

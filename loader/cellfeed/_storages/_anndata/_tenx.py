@@ -22,7 +22,7 @@ from cellfeed._lazy import pd
 from cellfeed._storages._anndata import _annotations as frames
 from cellfeed._storages._anndata._damage import damage_named
 from cellfeed._storages._anndata._file import FileSource, is_group
-from cellfeed._storages._anndata._h5file import H5File
+from cellfeed._storages._anndata._h5file import H5File, own_members
 from cellfeed._storages._anndata._local_h5file import LocalH5File
 from cellfeed._storages._anndata._matrix import StoredCsr
 from cellfeed._storages._anndata._remote_h5file import RemoteH5File
@@ -30,6 +30,7 @@ from cellfeed._storages._anndata._sizes import check_sizes
 from cellfeed._storages._source import as_text
 
 _MATRIX = "matrix"  # the group since Cell Ranger 3; before, there was one for each genome
+_ARRAYS = {"barcodes", "indptr"}  # by which a matrix of one genome is recognized
 _WRITER = "Cell Ranger"
 # Columns of var, as scanpy names them, and the arrays that hold them.
 _COLUMNS = {"gene_ids": "id", "feature_types": "feature_type", "genome": "genome"}
@@ -39,11 +40,10 @@ _LIBRARY = "library"  # the obs column that files have
 
 def matrices(root: h5py.Group) -> tuple[str, ...]:
     """Return the groups that are matrices of 10x Genomics: one, or one for each genome."""
-    groups = {name: root.get(name) for name in root}
-    found = {name for name, each in groups.items() if each is not None and is_group(each)}
-    if _MATRIX in found and "features" in root[_MATRIX]:
+    groups = {name: each for name, each in own_members(root).items() if is_group(each)}
+    if _MATRIX in groups and "features" in groups[_MATRIX]:
         return (_MATRIX,)
-    return tuple(name for name in sorted(found) if {"barcodes", "genes"} <= root[name].keys())
+    return tuple(name for name in sorted(groups) if groups[name].keys() >= _ARRAYS)
 
 
 class TenxCsr(StoredCsr):
@@ -208,9 +208,10 @@ class TenxSource(FileSource):
         n_features = self.elements["X"].shape[1]
         names = pd.Index(self.elements["X"].var_names(), dtype=object)
         if self._group != _MATRIX:
-            ids = self._read(f"{self._group}/genes")
-            columns = {"gene_ids": ids, "feature_types": _GENES, "genome": self._group}
-            return pd.DataFrame(columns, index=names)
+            columns: dict[str, Any] = {"feature_types": _GENES, "genome": self._group}
+            path = f"{self._group}/genes"  # some programs write names alone
+            ids = {"gene_ids": self._read(path)} if path in self._file() else {}
+            return pd.DataFrame(ids | columns, index=names)
         with self._damage_named(self._features):
             stored = {
                 name: f"{self._features}/{name}"
