@@ -101,9 +101,7 @@ def nearest_neighbors(
     return found
 
 
-def _slides(
-    collection: Collection, within: str | ArrayLike | None
-) -> Iterable[NDArray[np.intp]]:
+def _slides(collection: Collection, within: str | ArrayLike | None) -> Iterable[NDArray[np.intp]]:
     """Return the rows of each slide, ascending."""
     slides = np.repeat(np.arange(len(collection.sources)), collection.cells_per_location)
     if within is not None:
