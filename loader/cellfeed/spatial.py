@@ -6,9 +6,9 @@ them with it, and `to_graph` makes a graph of a minibatch, in the form of PyTorc
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from dataclasses import replace as changed
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -57,8 +57,10 @@ def nearest_neighbors(
         The element with the coordinates, which the collection was opened with; or an array, shape
         (n_cells, n_dimensions).
     within
-        The obs column that names the slide of each cell, or an array. By default, each file is a
-        slide. Cells without a slide have no neighbours.
+        The obs column that names the slide of each cell in its file: slides of one name in two
+        files are two, since their coordinates have nothing in common. Or an array with the slide of
+        each cell, whatever its file. By default, each file is a slide. Cells without a slide have
+        no neighbours.
 
     Returns
     -------
@@ -87,28 +89,31 @@ def nearest_neighbors(
 
     k, n_cells = require_positive("k", k), len(collection)
     points = _points(collection, coordinates)
-    codes: NDArray[Any]
-    if within is None:
-        codes = np.repeat(np.arange(len(collection.sources)), collection.cells_per_location)
-        n_slides = len(collection.sources)
-    else:
-        labels = labels_of(collection, within, "within", slice(None), n_cells)
-        codes, n_slides = labels.codes, len(labels) - (None in labels.labels)
     found = np.full((n_cells, k), -1, _dtype_of_rows(n_cells))
-    by_slide = np.argsort(codes, kind="stable")
-    bounds = np.searchsorted(codes[by_slide], np.arange(n_slides + 1))
-    for first, stop in pairwise(bounds.tolist()):
-        if stop - first < 2:  # noqa: PLR2004 - a cell has no neighbours
-            continue
-        rows = by_slide[first:stop]
+    for rows in _slides(collection, within):
         n = min(k + 1, rows.size)  # with the cell itself
         _, near = cKDTree(points[rows]).query(points[rows], n, workers=usable_cpu_count())
-        near = near.reshape(rows.size, n)
+        near = near.reshape(rows.size, n)  # SciPy leaves out an axis of one
         # Of several cells at one place, the cell itself need not be the first, or among them.
         is_self = near == np.arange(rows.size)[:, None]
         is_self[~is_self.any(axis=1), -1] = True
         found[rows, : n - 1] = rows[near[~is_self].reshape(rows.size, n - 1)]
     return found
+
+
+def _slides(collection: Collection, within: str | ArrayLike | None) -> Iterable[NDArray[np.intp]]:
+    """Return the rows of each slide, ascending."""
+    slides = np.repeat(np.arange(len(collection.sources)), collection.cells_per_location)
+    if within is not None:
+        given: Any = np.asarray(within, object) if isinstance(within, list | tuple) else within
+        labels = labels_of(collection, given, "within", slice(None), len(collection))
+        codes = labels.codes.astype(np.int64)
+        slides = slides * len(labels) + codes if isinstance(within, str) else codes
+        if None in labels.labels:
+            slides[codes == labels.labels.index(None)] = -1
+    by_slide = np.argsort(slides, kind="stable")
+    starts = np.flatnonzero(np.diff(slides[by_slide], prepend=-1))
+    return np.split(by_slide, starts)[1:]  # the first ones have no slide
 
 
 def _points(collection: Collection, coordinates: str | ArrayLike) -> NDArray[np.float64]:

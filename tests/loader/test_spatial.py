@@ -91,18 +91,27 @@ class TestNearest:
             np.testing.assert_allclose(distances[row, there], nearest)
 
     def test_are_those_of_a_slide_or_of_a_file(self, collection, slides):
+        """Of a column, slides of one name in two files are two; of an array, they are one."""
         points, labels = slides[1].obsm["spatial"], slides[1].obs["slide"].to_numpy(str)
-        of_slides = nearest_neighbors(collection, 3, within="slide")
-        distances, expected = by_distance(points, labels, 3)
-        np.testing.assert_allclose(np.take_along_axis(distances, of_slides, 1), expected)
-        distances, expected = by_distance(points, np.repeat([0, 1], SIZES), 3)
-        of_files = nearest_neighbors(collection, 3)
-        np.testing.assert_allclose(np.take_along_axis(distances, of_files, 1), expected)
-        assert of_files.dtype == np.int32
+        files = np.repeat(["0", "1"], SIZES)
+        for within, own in [
+            (None, files),
+            ("slide", np.char.add(files, labels)),
+            (labels, labels),
+            (labels.tolist(), labels),
+        ]:
+            found = nearest_neighbors(collection, 3, within=within)
+            distances, expected = by_distance(points, own, 3)
+            np.testing.assert_allclose(np.take_along_axis(distances, found, 1), expected)
+            assert found.dtype == np.int32
 
-    def test_are_none_of_cells_without_a_slide(self, four):
+    @pytest.mark.parametrize("given", ["array", "list", "column"])
+    def test_are_none_of_cells_without_a_slide(self, given):
         labels = np.array(["a", None, "a", None], object)
-        found = nearest_neighbors(four, 1, coordinates=np.eye(4), within=labels)
+        obs = pd.DataFrame({"slide": labels}, index=list("abcd"))
+        four = open_collection(ad.AnnData(np.ones((4, 1), np.float32), obs=obs))
+        within = {"array": labels, "list": labels.tolist(), "column": "slide"}[given]
+        found = nearest_neighbors(four, 1, coordinates=np.eye(4), within=within)
         assert found.tolist() == [[2], [-1], [0], [-1]]
 
     @pytest.mark.parametrize(

@@ -306,11 +306,23 @@ class Remains:
 # allocated only when it is needed. Until then, a destination is the number of a group of rows, such
 # as a minibatch, and a byte offset into the future memory of that group.
 
-_OFFSET_BITS = 40  # a group has less than 1 TB, and there are fewer than 8 million groups
+_OFFSET_BITS, _GROUP_BITS = 40, 23  # 1 TiB in a group, and 8 million groups
 
 
 def destination(groups: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return destinations ``offsets`` bytes into the memory of ``groups``."""
+    """Return destinations ``offsets`` bytes into the memory of ``groups``.
+
+    Raises
+    ------
+    ParameterError
+        A destination does not fit into 63 bits.
+    """
+    if offsets.max(initial=0) >> _OFFSET_BITS or groups.max(initial=0) >> _GROUP_BITS:
+        msg = (
+            f"a fetch has at most {1 << _GROUP_BITS:,} minibatches of at most "
+            f"{1 << _OFFSET_BITS:,} bytes; give a smaller `fetch_factor` or `batch_size`"
+        )
+        raise ParameterError(msg)
     return (groups << _OFFSET_BITS) | offsets
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cellfeed._bytes import Location
 from cellfeed._bytes._remote import outside_lock
 from cellfeed._collection._join_elements import Genes, join_elements, join_tables
-from cellfeed._collection._join_obs import JoinObs, OpenedObs, read_obs
+from cellfeed._collection._join_obs import JoinObs, OpenedObs, names_of_obs, read_obs
 from cellfeed._collection._query import Query, rows_where
 from cellfeed._decode import ChunkedArray, SlowRead
 from cellfeed._errors import FormatError, ParameterError
@@ -65,18 +65,21 @@ def row_numbers(
 # Which rows of a collection are the first to begin in a chunk.
 
 
-def _rows_in_chunks(elements: Sequence[StoredElement], *, are_remote: bool) -> list[ChunkedRows]:
+def _rows_in_chunks(
+    elements: Sequence[tuple[Source, StoredElement]], *, are_remote: bool
+) -> list[ChunkedRows]:
     """Read how the rows of an element are divided into chunks, for each source."""
-    load_tables([each for each in elements if each.shape[0]], are_remote=are_remote)
-    return [_chunked_rows(each) for each in elements]
+    load_tables([each for each in elements if each[1].shape[0]], are_remote=are_remote)
+    return [_chunked_rows(*each) for each in elements]
 
 
-def _chunked_rows(stored: StoredElement) -> ChunkedRows:
+def _chunked_rows(source: Source, stored: StoredElement) -> ChunkedRows:
     n_rows = stored.shape[0]
     if n_rows and stored.row_order is None and stored.chunk_starts is not None:
         return _in_groups(stored.chunk_starts)
     # Neighbours among cells that are stored in another order are no neighbours in chunks.
-    chunks = stored.chunked() if n_rows and stored.row_order is None else None
+    with source.reading:
+        chunks = stored.chunked() if n_rows and stored.row_order is None else None
     match chunks:
         case CsrChunks(row_pieces=None):
             size = max(_elements_of_chunk(each) for each in (chunks.indices, chunks.data))
@@ -276,7 +279,10 @@ class Collection:
         >>> collection.var["chromosome"].to_dict()
         {'b': 'X'}
         """
-        tables = [each.read_var() for each in self._sources]
+        tables = list[pd.DataFrame]()
+        for source in self._sources:
+            with source.reading:
+                tables.append(source.read_var())
         return join_tables(self.var_names, tables, self._chosen_genes).copy()
 
     @property
@@ -287,7 +293,7 @@ class Collection:
     @property
     def obs_columns(self) -> tuple[str, ...]:
         """The names of the obs columns that all sources have, in the order of the first."""
-        first, *others = (each.obs_names() for each in self._sources)
+        first, *others = names_of_obs(self._sources)
         return tuple(name for name in first if all(name in names for names in others))
 
     def read_obs(self, columns: Sequence[str]) -> Mapping[str, ObsColumn]:
@@ -334,9 +340,10 @@ class Collection:
             self._sources, self._starts, pairwise(bounds), strict=False
         ):
             if first < last:
-                table = outside_lock(
-                    partial(source.read_obs_rows, [], distinct[first:last] - start)
-                )
+                with source.reading:
+                    table = outside_lock(
+                        partial(source.read_obs_rows, [], distinct[first:last] - start)
+                    )
                 names.append(table.index.to_numpy(dtype=object))
         found: NDArray[np.object_] = np.concatenate(names)[order]
         return found
@@ -574,7 +581,7 @@ class Collection:
         found = dict[str, float | None]()
         for name, parts in self.parts(merge_consecutive(self._sampled_rows)).items():
             if self._elements[name].layout != "dense":
-                lengths = [p.stored.row_lengths(p.runs) if p.keeps_all else None for p in parts]
+                lengths = [part.row_lengths() if part.keeps_all else None for part in parts]
                 known = [each for each in lengths if each is not None]
                 is_known = len(known) == len(parts)
                 found[name] = float(np.concatenate(known).mean()) if is_known else None
@@ -598,7 +605,7 @@ class Collection:
         """
         lengths = np.empty(count_rows(runs), np.int64)
         for part in self.parts(runs)[name]:
-            known = part.stored.row_lengths(part.runs)
+            known = part.row_lengths()
             if known is None:
                 rows = part.read_rows()
                 if isinstance(rows, RaggedRows):
@@ -624,7 +631,7 @@ class Collection:
             for name, element in self._elements.items():
                 maps, stored = element.column_maps, self._stored[name][k]
                 part = Part(
-                    location=self._sources[k].location,
+                    source=self._sources[k],
                     stored=stored,
                     runs=local,
                     rows=slice(filled, stop),
@@ -639,7 +646,7 @@ class Collection:
 
         `BlockShuffling` with ``align="chunks"`` needs these. This reads row pointers.
         """
-        elements = self._stored[self._first.name]
+        elements = [*zip(self._sources, self._stored[self._first.name], strict=True)]
         return ChunkStarts(partial(_rows_in_chunks, elements, are_remote=self.is_remote))
 
     def load_tables(self) -> None:
@@ -647,8 +654,8 @@ class Collection:
 
         Processes that are forked later share them.
         """
-        stored = (each for source in self._sources for each in source.elements.values())
-        load_tables([each for each in stored if each.shape[0]], are_remote=self.is_remote)
+        stored = [(each, own) for each in self._sources for own in each.elements.values()]
+        load_tables([each for each in stored if each[1].shape[0]], are_remote=self.is_remote)
 
 
 def _n_values(rows: Any) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import methodcaller
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from cellfeed._rows import CategoricalColumn, NumericColumn, ObsColumn, require_
 from cellfeed._storages import Source
 
 JoinObs = Literal["same", "outer"]
+_Read = TypeVar("_Read")
 
 # Where they are the same as shorter ones, torch has these too.
 _UNKNOWN_TO_TORCH = {np.dtype(np.longdouble), np.dtype(np.clongdouble)} - {
@@ -34,6 +35,21 @@ class OpenedObs(dict[str, ObsColumn]):
         opened = ", ".join(self) or "none"
         msg = f"obs column {name!r} was not opened (opened: {opened})"
         raise ColumnError(f"{msg}; name it in `open_collection(..., obs=[...])`, or use `read_obs`")
+
+
+def names_of_obs(sources: Sequence[Source]) -> list[Sequence[str]]:
+    """Return the names of the obs columns of each source."""
+    return list(side_by_side(_alone(methodcaller("obs_names")), sources))
+
+
+def _alone(read: Callable[[Source], _Read]) -> Callable[[Source], _Read]:
+    """Return a function that reads from a source while no other thread does."""
+
+    def read_alone(source: Source) -> _Read:
+        with source.reading:
+            return read(source)
+
+    return read_alone
 
 
 def read_obs(
@@ -60,7 +76,7 @@ def read_obs(
         raise ParameterError(msg)
     if not columns:
         return {}
-    known = list(side_by_side(methodcaller("obs_names"), sources))
+    known = names_of_obs(sources)
     for name in columns:
         lacking = [k for k, names in enumerate(known) if name not in names]
         if lacking and (join_obs == "same" or len(lacking) == len(sources)):
@@ -74,7 +90,7 @@ def read_obs(
     def read_plain(source: Source) -> Mapping[str, ObsColumn]:
         return source.plain_obs(asked) if (asked := wanted(source)) else {}
 
-    read_plainly = list(side_by_side(read_plain, sources))
+    read_plainly = list(side_by_side(_alone(read_plain), sources))
     plain = {
         name: joined
         for name in columns
@@ -85,7 +101,7 @@ def read_obs(
         return source.read_obs(asked) if (asked := wanted(source, plain)) else None
 
     tables = []
-    for source, table in zip(sources, side_by_side(read, sources), strict=True):
+    for source, table in zip(sources, side_by_side(_alone(read), sources), strict=True):
         if table is not None:
             _check_length(source, len(table))
         tables.append(table)

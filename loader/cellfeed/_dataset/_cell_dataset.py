@@ -123,7 +123,9 @@ class CellDataset(ResumableDataset):
         Determines the order of all epochs; at least 0. If None, a seed is drawn; ranks of
         torch.distributed take that of the first when they begin.
     dense
-        Whether to make the sparse elements of a `Collection` dense in minibatches.
+        Whether to make the sparse elements of a `Collection` dense in minibatches. Many operations
+        of torch do not take sparse ones ("Sparse CSR tensors do not have strides", "Only batched
+        sparse compressed (non-block) tensors are supported").
     dtype
         Dtype of all elements in minibatches of a `Collection`, such as ``"float32"``, or a
         mapping with the dtypes of some elements, such as ``{"X": "float32"}``. If None, the
@@ -359,13 +361,16 @@ class CellDataset(ResumableDataset):
 
     @property
     def buffer_bytes(self) -> int:
-        """Estimated memory for minibatches of a `Collection` in each reading process, in bytes.
+        """Estimated memory for minibatches in each reading process, in bytes; 0 if unknown.
 
-        This is the size of two fetches: one is delivered while the next is read. The memory is
-        kept for all epochs, as long as the dataset exists. The estimate uses the mean size of a
-        cell, so blocks of unusually large cells take more. It excludes dense minibatches that are
-        made from sparse ones ahead of time, and up to ``prefetch_bytes`` that come from a server.
+        This is the size of two fetches of a `Collection`: one is delivered while the next is read.
+        The memory is kept for all epochs, as long as the dataset exists. The estimate uses the mean
+        size of a cell, so blocks of unusually large cells take more. It excludes dense minibatches
+        that are made from sparse ones ahead of time, and up to ``prefetch_bytes`` that come from a
+        server.
         """
+        if not isinstance(self.collection, Collection):
+            return 0
         n_rows = 2 * self.fetch_size * (1 + self.strategy.n_others)
         return int(n_rows * self.collection.mean_row_bytes(self.dtype))
 

@@ -361,8 +361,8 @@ class ChunkReads:
             n_bytes += self._work_off(arrays, chunks, segments, report, decoder)
             if report[fields.FAILURE]:
                 FilesInUse.check(self.files)  # else this would be called damage
-                chunk = rows[report[fields.FAILED_CHUNK]]
-                raise self._damage(int(report[fields.FAILURE]), int(chunk))
+                chunk, failure = divmod(int(report[fields.FAILURE]), fields.PER_CHUNK)
+                raise self._damage(failure, int(rows[chunk]))
             begin = time.perf_counter_ns()
         FilesInUse.check(self.files)
         counters.add(Counter.CHUNKS, self.n_chunks)
@@ -392,8 +392,8 @@ class ChunkReads:
             try:
                 buffers = [np.empty(n, np.uint8) for n in (raw, decoded, unshuffled, scratch)]
             except MemoryError:
-                report[fields.FAILED_CHUNK] = _largest(arrays, chunks)
-                report[fields.FAILURE] = fields.TOO_LARGE
+                largest = _largest(arrays, chunks)
+                report[fields.FAILURE] = largest * fields.PER_CHUNK + fields.TOO_LARGE
                 return 0
             tables = (arrays, chunks, segments)
             with decoder.counters.range_of("reading, decompressing, placing"):

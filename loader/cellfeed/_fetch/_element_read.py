@@ -85,14 +85,14 @@ class PartRows:
     @staticmethod
     def of(part: Part, layout: Layout, row_shape: tuple[int, ...], dtype: Any) -> "PartRows":
         """Return the rows of a part, in an element of a layout that is delivered as a dtype."""
-        stored, chunks, rows = part.stored, part.stored.chunked(), expand(part.runs)
+        chunks, rows = part.chunked(), expand(part.runs)
         if chunks is None or chunks.layout != layout or not can_cast(chunks.dtype, dtype):
             chunks = None
         if layout == "dense":
             lengths = np.full(rows.size, math.prod(row_shape), np.int64)
             return PartRows(part=part, lengths=lengths, chunks=chunks)
         if chunks is None:
-            known = stored.row_lengths(part.runs) if part.keeps_all else None
+            known = part.row_lengths() if part.keeps_all else None
             return PartRows(part=part, lengths=known)
         if not isinstance(chunks, SparseChunks):
             return PartRows(part=part, lengths=chunks.lengths_of(rows), chunks=chunks)
@@ -117,9 +117,12 @@ class PartRows:
 
     def announced(self) -> list[ChunkReads]:
         """Return the chunks that the rows may need, for reading without placing."""
-        stored, chunks, rows = self.part.stored, self.chunks, expand(self.part.runs)
+        part, chunks, rows = self.part, self.chunks, expand(self.part.runs)
         if chunks is None:
-            return [stored.stored_rows(rows)] if isinstance(stored, DirectCsr) else []
+            if not isinstance(part.stored, DirectCsr):
+                return []
+            with part.source.reading:
+                return [part.stored.stored_rows(rows)]
         if not isinstance(chunks, SparseChunks):
             return [chunks.reads(rows, np.zeros(rows.size, np.int64), chunks.dtype)]
         assert self.extents is not None  # noqa: S101 - of sparse chunks
@@ -153,7 +156,8 @@ class PartRows:
             return replace(self, lengths=ragged.lengths, in_memory=ragged)
         rows: Any
         if isinstance(stored, FoundCsr) and part.columns is None:
-            found = stored.find_rows(part.runs)
+            with part.source.reading:
+                found = stored.find_rows(part.runs)
             return replace(self, lengths=found.lengths, in_memory=found)
         if stored.layout == "dense":
             rows = dense_as_csr(part, decoder)

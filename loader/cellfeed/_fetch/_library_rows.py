@@ -40,7 +40,8 @@ class LibraryRows:
     @property
     def announced(self) -> ChunkReads:
         """The byte ranges of the rows in storage."""
-        return self.stored.stored_rows(expand(self.part.runs))
+        with self.part.source.reading:
+            return self.stored.stored_rows(expand(self.part.runs))
 
     def jobs(self, bases: NDArray[np.int64]) -> "Iterator[_Job]":
         """Yield the decoding jobs, bound to memory whose groups begin at ``bases``."""
@@ -94,7 +95,7 @@ class _Job:
                 for starts, dtype in zip(self.target.destinations, self.target.dtypes, strict=True)
             ]
             stored.decode_rows(self.rows, *own)
-            return stored.is_canonical
+            return part.check_columns(own[0], self.target)
         indices, values = indices[:n], data.view(stored.dtype)[:n]
         stored.decode_rows(self.rows, indices, values)
         indptr = np.concatenate([[0], np.cumsum(self.target.lengths)])
@@ -165,7 +166,8 @@ def read_in_threads(part: Part, stored: DirectCsr, decoder: Decoder) -> CsrRows:
     FormatError
         The storage is damaged.
     """
-    lengths = stored.row_lengths(part.runs)
+    lengths = part.row_lengths()
+    assert lengths is not None  # noqa: S101 - see `DirectCsr`
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     arrays = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], stored.dtype)
     target = RowTarget(
@@ -206,7 +208,7 @@ def dense_as_csr(part: Part, decoder: Decoder) -> CsrRows:
     rows, row_bytes = expand(part.runs), n_columns * dtype.itemsize
     step = max(1, _BATCH_BYTES // max(1, row_bytes))
     batches = [merge_consecutive(rows[k : k + step]) for k in range(0, rows.size, step)]
-    chunks = stored.chunked()
+    chunks = part.chunked()
 
     def planned(runs: Runs) -> tuple[Runs, ChunkReads | None]:
         if not isinstance(chunks, DenseChunks) or not can_cast(chunks.dtype, dtype):
@@ -224,7 +226,7 @@ def dense_as_csr(part: Part, decoder: Decoder) -> CsrRows:
 
     found = list[tuple[NDArray[Any], ...]]()
     for first in range(0, len(batches), decoder.num_threads):
-        # A source is called from one thread at a time; the chunks it describes are decoded by many.
+        # A source reads in one thread at a time; the chunks it describes are decoded by many.
         some = [planned(runs) for runs in batches[first : first + decoder.num_threads]]
         in_threads = all(reads is not None for _, reads in some)
         found += decoder.map(read, some) if in_threads else map(read, some)

@@ -1,6 +1,7 @@
 """The rows of one source in a fetch, and the transforms of elements."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Self
@@ -8,12 +9,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Location
 from cellfeed._decode import Counters, ValueSteps
 from cellfeed._errors import FormatError
-from cellfeed._rows import ColumnMap, CsrRows, Layout, RaggedRows, RowTarget
+from cellfeed._rows import Chunks, ColumnMap, CsrRows, Layout, RaggedRows, RowTarget
 from cellfeed._runs import Runs, count_rows, expand, merge_consecutive
-from cellfeed._storages import StoredElement
+from cellfeed._storages import Source, StoredElement
 from cellfeed.tokenizers import Masking, Tokenizer
 from cellfeed.transforms import Transform
 
@@ -24,8 +24,8 @@ class Part:
 
     Parameters
     ----------
-    location, stored
-        The location of the source, for messages, and its element.
+    source, stored
+        The source, and its element.
     runs
         Ascending runs of its rows.
     rows
@@ -34,7 +34,7 @@ class Part:
         New index of each column; None if its columns are those of the collection.
     """
 
-    location: Location
+    source: Source
     stored: StoredElement
     runs: Runs
     rows: slice | NDArray[np.intp]
@@ -64,6 +64,35 @@ class Part:
         """Number of bytes that the source requests if these rows are prefetched."""
         return round(self.stored.expected_row_bytes * count_rows(self.runs))
 
+    @property
+    def _planning(self) -> AbstractContextManager[object]:
+        """The lock of the source; none if rows are requested while others are read."""
+        return nullcontext() if self.stored.expected_row_bytes else self.source.reading
+
+    def chunked(self) -> Chunks | None:
+        """Return the chunks of the element; see `StoredElement.chunked`."""
+        with self._planning:
+            return self.stored.chunked()
+
+    def row_lengths(self) -> NDArray[np.int64] | None:
+        """Return the number of elements of each row, None if it is unknown before reading.
+
+        Raises
+        ------
+        FormatError
+            The source returned something else.
+        """
+        with self._planning:
+            lengths = self.stored.row_lengths(self.runs)
+        if lengths is None:
+            return None
+        lengths = np.asarray(lengths)
+        if lengths.shape != (count_rows(self.runs),) or lengths.dtype.kind not in "iu":
+            raise self.wrong(f"lengths of shape {lengths.shape} and dtype {lengths.dtype}")
+        if lengths.size and lengths.min() < 0:
+            raise self.wrong(f"a row of length {lengths.min()}")
+        return lengths.astype(np.int64, copy=False)
+
     def read_rows(self) -> Any:
         """Return the rows that the source reads itself, in the type of their layout.
 
@@ -72,7 +101,8 @@ class Part:
         FormatError
             The storage is damaged, or the source returned other rows.
         """
-        rows, layout = self.stored.read_rows(self.runs), self.stored.layout
+        with self.source.reading:
+            rows, layout = self.stored.read_rows(self.runs), self.stored.layout
         if not isinstance(rows, _TYPES[layout]):
             raise self.wrong(f"{type(rows).__name__} for an element of layout {layout!r}")
         expected = (count_rows(self.runs), *self.stored.shape[1:])
@@ -80,7 +110,21 @@ class Part:
             expected = (expected[0], self.stored.stored_columns.size)
         if rows.shape != expected:
             raise self.wrong(f"shape {rows.shape}, but {expected} expected")
+        if isinstance(rows, CsrRows):
+            self._check_pointers(rows.indptr, rows.indices, rows.data)
+            if rows.indices.dtype.kind not in "iu":
+                raise self.wrong(f"column indices of dtype {rows.indices.dtype}")
+        elif isinstance(rows, RaggedRows):
+            self._check_pointers(rows.offsets, rows.values)
         return rows
+
+    def _check_pointers(self, pointers: NDArray[Any], *arrays: NDArray[Any]) -> None:
+        """Check that rows are divided as their arrays are long."""
+        for each in arrays:
+            if each.shape != (pointers[-1],):
+                raise self.wrong(f"an array of shape {each.shape} for {pointers[-1]} elements")
+        if pointers[0] != 0 or np.any(pointers[1:] < pointers[:-1]):
+            raise self.wrong("row pointers that do not ascend from 0")
 
     def put(self, rows: Any, target: RowTarget, columns: NDArray[np.int32] | None) -> bool:
         """Place rows, and return whether the columns of each row ascend strictly.
@@ -102,11 +146,18 @@ class Part:
         except ValueError as error:
             raise self.wrong(error) from error
 
+    def check_columns(self, indices: NDArray[Any], target: RowTarget) -> bool:
+        """Check the columns of rows that were decoded to their destinations; see `put`."""
+        try:
+            return target.check_columns(indices, self.stored.shape[1])
+        except ValueError as error:
+            raise self.wrong(error) from error
+
     def wrong(self, what: object) -> FormatError:
         """Return the error for rows that do not match the source's description."""
         msg = (
-            f"{self.location}: `{type(self.stored).__name__}.read_rows` returned wrong rows: "
-            f"{what}; the storage may be damaged"
+            f"{self.source.location}: `{type(self.stored).__name__}` returned wrong rows: {what}; "
+            "the storage may be damaged"
         )
         return FormatError(msg)
 

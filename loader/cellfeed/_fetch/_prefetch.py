@@ -14,7 +14,7 @@ from cellfeed._bytes._buffers import BufferPool, SharedPool
 from cellfeed._bytes._remote import outside_lock
 from cellfeed._bytes._tables import save_records
 from cellfeed._progress import ProgressLine
-from cellfeed._storages import StoredElement
+from cellfeed._storages import Source, StoredElement
 from cellfeed.machine import usable_cpu_count
 
 _Item = TypeVar("_Item")
@@ -277,15 +277,17 @@ _POLL_SECONDS = 0.2
 _AT_ONCE = 16
 
 
-def load_tables(elements: Sequence[StoredElement], *, are_remote: bool = False) -> None:
-    """Make each element read its tables, several concurrently; see `StoredElement.load_tables`.
+def load_tables(
+    elements: Sequence[tuple[Source, StoredElement]], *, are_remote: bool = False
+) -> None:
+    """Make each element read its tables; see `StoredElement.load_tables`.
 
-    After two seconds, progress is shown on the terminal.
+    Several sources do so concurrently. After two seconds, progress is shown on the terminal.
 
     Parameters
     ----------
     elements
-        Elements of any sources.
+        Elements with cells, and their sources.
     are_remote
         Whether reading them is limited by latency, not by the processor.
 
@@ -296,12 +298,17 @@ def load_tables(elements: Sequence[StoredElement], *, are_remote: bool = False) 
     """
     if not elements:
         return
+
+    def load(source: Source, element: StoredElement) -> None:
+        with source.reading:
+            outside_lock(element.load_tables)
+
     num_threads = min(len(elements), _AT_ONCE if are_remote else usable_cpu_count())
     with (
         threads_until_left(num_threads, "cellfeed-tables") as threads,
         ProgressLine() as line,
     ):
-        jobs = [threads.submit(outside_lock, each.load_tables) for each in elements]
+        jobs = [threads.submit(load, *each) for each in elements]
         try:
             n_left = len(jobs)
             while n_left:

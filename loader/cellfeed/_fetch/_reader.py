@@ -297,7 +297,7 @@ class Reader:
         """Return the same read, after reading the chunks that determine the lengths of rows.
 
         This runs while the previous read is still in progress. Rows that a source reads itself
-        are left to `read_planned`, since sources are called from one thread at a time.
+        are left to `read_planned`, since a source reads in one thread at a time.
 
         Raises
         ------
@@ -344,10 +344,7 @@ class Reader:
             wait([self._remaining])
             self._remaining = None
         if self._collection.delivers_obs_names:
-            # While chunks are decoded; otherwise a source would be called from two threads.
             names = self._remaining_thread.submit(self._read_names, planned.rows)
-            if not planned.is_decoded_here:
-                wait([names])
             planned = replace(planned, obs_names=names)
         with self._counters.processor_time(Counter.PLANNING):
             known = Selections()

@@ -88,6 +88,7 @@ class RowTarget:
         starts = np.cumsum(lengths) - lengths
         if isinstance(rows, CsrRows):
             values = rows.data
+            self._check_lengths(np.diff(rows.indptr))
             ascending = place_elements(
                 rows.indices,
                 starts,
@@ -99,14 +100,24 @@ class RowTarget:
             )
         elif isinstance(rows, RaggedRows):
             values = rows.values
-            if not np.array_equal(rows.lengths, lengths):
-                raise ValueError("the lengths of rows differ from the stated ones")
+            self._check_lengths(rows.lengths)
         else:
             values = self._of_columns(rows, column_map)
             lengths = np.full(len(self), values.shape[1], np.int64)
             starts, values = np.cumsum(lengths) - lengths, values.reshape(-1)
         place_elements(values, starts, lengths, self.destinations[-1], self.dtype)
         return ascending
+
+    def check_columns(self, indices: NDArray[Any], n_columns: int) -> bool:
+        """Check column indices that are where they belong, row after row; see `put`."""
+        starts, addresses = np.cumsum(self.lengths) - self.lengths, self.destinations[0]
+        return place_elements(
+            indices, starts, self.lengths, addresses, indices.dtype, index_limit=n_columns
+        )
+
+    def _check_lengths(self, lengths: NDArray[Any]) -> None:
+        if not np.array_equal(lengths, self.lengths):
+            raise ValueError("the lengths of rows differ from the stated ones")
 
     def _of_columns(self, rows: NDArray[Any], column_map: NDArray[np.int32] | None) -> NDArray[Any]:
         """Return dense rows with the columns of the collection, in two dimensions."""

@@ -260,7 +260,6 @@ class CellFrames(DirectCsr):
             and np.iinfo(manifest["x_data_dtype_min"]).max > _LARGEST
         )
         self.dtype = np.dtype(np.float64 if is_wide else np.float32)
-        self.is_canonical = bool(manifest.get("indices_canonical", False))
         frames = Pieces.one(opened.first, opened.payload.size, 1)
         name = f"{archive.location}: `X`"
         self._stored = pieced_array(name, frames, np.dtype(np.uint8), archive)

@@ -6,11 +6,14 @@ A source does not shuffle: it describes the chunks of its rows, or returns ascen
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,13 +35,48 @@ from cellfeed._rows import (
 )
 from cellfeed._runs import Runs, expand
 
+_LOCK = "_lock_of_reading"
+
+
+class _SourceLock:
+    """A lock of one process: a forked process, or one that unpickles it, has its own."""
+
+    def __init__(self) -> None:
+        self.renew()
+        _locks.add(self)
+
+    def renew(self) -> None:
+        """Replace the lock, which a thread of the parent held."""
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()
+
+
+_locks = weakref.WeakSet[_SourceLock]()
+
+
+def _enter_process() -> None:
+    for lock in list(_locks):
+        lock.renew()
+
+
+os.register_at_fork(after_in_child=_enter_process)
+
 
 class Source(ABC):
     """Base class of sources: stored cells with their elements, obs and var.
 
     Derive from it to read another storage. A source opens its storage lazily in each process, must
     be picklable and survive fork and spawn, and never shares a file handle or a connection between
-    processes. A process calls it, and its elements, from one thread at a time.
+    processes. In a process, the methods of a source and of its elements that read are called from
+    one thread at a time, though not always the same one, however many datasets read the source.
 
     Attributes
     ----------
@@ -58,6 +96,13 @@ class Source(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.location)!r})"
+
+    @property
+    def reading(self) -> AbstractContextManager[object]:
+        """The lock that a thread holds while it calls methods that read."""
+        own = vars(self)
+        lock: _SourceLock = own.get(_LOCK) or own.setdefault(_LOCK, _SourceLock())
+        return lock
 
     @property
     def n_rows(self) -> int:
@@ -413,8 +458,8 @@ class StoredElement(ABC):
     def expect(self, runs: Runs) -> object | None:  # noqa: ARG002 - for subclasses
         """Start requesting rows that `read_rows` will read, without waiting.
 
-        If `expected_row_bytes` is not 0, this is called from another thread than `read_rows`, for
-        several fetches before the first of them is read.
+        If `expected_row_bytes` is not 0, this, `chunked` and `row_lengths` are called while other
+        threads read, for several fetches before the first of them is read.
 
         Parameters
         ----------
@@ -692,13 +737,10 @@ class DirectCsr(StoredElement):
     decodes_to
         Dtypes that the library can decode values to. These include `dtype`, from which values are
         cast to other dtypes.
-    is_canonical
-        Whether the columns of each row ascend strictly.
     """
 
     layout: Layout = "csr"
     decodes_to: frozenset[np.dtype[Any]]
-    is_canonical: bool = False
 
     @abstractmethod
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:

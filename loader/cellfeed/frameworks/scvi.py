@@ -97,7 +97,8 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         Path of an ``autotune.json``, or a result: its settings are used; see
         `CellDataset.from_autotune`.
     batch_size
-        Number of cells in a minibatch. If None, that of ``autotune``, else 128 as in scvi-tools.
+        Number of cells in a minibatch, at least two, since layers with batch normalisation cannot
+        train on one. If None, that of ``autotune``, else 128 as in scvi-tools.
     num_workers
         Number of worker processes. If None, that of ``autotune``, else 0: the threads of this
         process read ahead.
@@ -109,7 +110,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
     **parameters
         Other parameters of `CellDataset`, such as ``fetch_factor``. The ``seed`` is
         ``scvi.settings.seed`` unless it is given. If one cell would be left for the last minibatch,
-        on which layers with batch normalisation cannot train, ``drop_last`` is true.
+        ``drop_last`` is true.
 
     Raises
     ------
@@ -119,7 +120,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         A column is missing, was not opened, or has no value for a cell to be read.
     ParameterError
         The model does not take one of the keys, registers data that do not come from X, a layer or
-        obs, or a parameter is invalid.
+        obs, a parameter is invalid, or a rank has a single cell to train on.
 
     Warns
     -----
@@ -445,12 +446,15 @@ class ScviDataModule(_Base):  # type: ignore[misc]
 
         Returns
         -------
-        The counts, with the names of genes and cells and the obs columns of the data module.
+        The counts, with the names of genes and cells and the obs columns of the data module, whose
+        categories are those that these cells have.
         """
         columns = self.collection.read_obs([*dict.fromkeys([*self._keys(), *obs])])
         cells = self.collection[rows]  # type: ignore[index]
         frame = {
-            name: pd.Categorical.from_codes(column.codes[cells.rows], pd.Index(column.categories))
+            name: pd.Categorical.from_codes(
+                column.codes[cells.rows], pd.Index(column.categories)
+            ).remove_unused_categories()
             if isinstance(column, CategoricalColumn)
             else column.values[cells.rows]
             for name, column in columns.items()
@@ -623,6 +627,12 @@ class ScviDataModule(_Base):  # type: ignore[misc]
             strategy = replace(strategy, indices=rows)  # type: ignore[type-var]
             rows = None
         dataset = self._made(strategy, rows, parameters)
+        if dataset.batch_size == 1:
+            msg = "`batch_size >= 2` must hold, but got batch_size=1"
+            raise ParameterError(f"{msg}: layers of scvi-tools normalise over a minibatch")
+        if _n_to_train(dataset) == 1:
+            msg = "a rank has a single cell to train on, or a single one with a label, but layers"
+            raise ParameterError(f"{msg} of scvi-tools normalise over a minibatch; give more cells")
         if _ends_with_one(dataset):
             dataset = self._made(strategy, rows, parameters | {"drop_last": True})
         self._require_values(getattr(dataset.strategy, "indices", None))
@@ -1039,7 +1049,11 @@ def _class_named(name: str) -> Any:
     return found
 
 
+def _n_to_train(dataset: CellDataset) -> int:
+    """Return how many cells an epoch visits on a rank."""
+    return -(-dataset.strategy.n_positions(len(dataset.collection)) // dataset.world_size)
+
+
 def _ends_with_one(dataset: CellDataset) -> bool:
     """Return whether the last minibatch of a rank has one cell, too few for normalisation."""
-    n = -(-dataset.strategy.n_positions(len(dataset.collection)) // dataset.world_size)
-    return n > dataset.batch_size and n % dataset.batch_size == 1
+    return _n_to_train(dataset) % dataset.batch_size == 1

@@ -98,8 +98,9 @@ class MatchedControls(WithOthers):
     within
         What a treated cell and its controls have in common: names of obs columns, or arrays with a
         value for each row. The control cells with one combination of values are a pool, of which
-        those that lack one (NaN, None, or the number -1) have none. If empty, all controls are one
-        pool.
+        those that lack one (NaN, None, or the number -1) have none. Equal values are one in all
+        files, as those of a donor on several plates: plates of one name in two files need a column
+        that tells them apart. If empty, all controls are one pool.
     k
         Number of controls for each treated cell.
     block_size

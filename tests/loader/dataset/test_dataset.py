@@ -112,6 +112,11 @@ def indexable(request, table, adata, tmp_path):
 
 
 @pytest.mark.parametrize("indexable", INDEXABLES, indirect=True)
+def test_memory_of_an_indexable_is_unknown(indexable):
+    assert CellDataset(indexable, Streaming(), 4).buffer_bytes == 0
+
+
+@pytest.mark.parametrize("indexable", INDEXABLES, indirect=True)
 def test_minibatches_follow_the_plan(indexable):
     dataset = CellDataset(indexable, BlockShuffling(4), 8, 3, seed=1)
     plan = dataset.plan(epoch=0)

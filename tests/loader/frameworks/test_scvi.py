@@ -316,6 +316,16 @@ class TestScvi:
             assert "age" in adata.obs
         pd.testing.assert_frame_equal(*tables)
 
+    def test_cells_that_are_read_have_the_categories_of_a_copy(self, trained, in_memory):
+        data = trained[0]
+        for rows in (slice(0, 1), np.arange(0, N_CELLS, 3), [5, 3], slice(None)):
+            read, copy = data.anndata(rows, obs=["is_male", "age"]), in_memory[rows].copy()
+            for name in ("plate", "cell_type"):
+                assert set(read.obs[name].cat.categories) == set(copy.obs[name].cat.categories)
+                assert read.obs[name].tolist() == copy.obs[name].tolist()
+            assert read.obs["is_male"].tolist() == copy.obs["is_male"].tolist()
+            assert read.obs["age"].tolist() == copy.obs["age"].tolist()
+
     def test_differential_expression_by_a_loader(self, trained, in_memory):
         if "dataloader" not in inspect.signature(SCVI.differential_expression).parameters:
             pytest.skip("new in scvi-tools 1.5")
@@ -616,6 +626,8 @@ MISTAKES = [
     ({"model": SCANVI}, ParameterError, "SCANVI needs `labels_key`; give it"),
     ({"unlabeled_category": "a"}, ParameterError, "SCANVI needs `labels_key`; give it"),
     ({"dense": False}, ParameterError, "`dense` is chosen for scvi-tools; leave it out"),
+    ({"batch_size": 1}, ParameterError, "`batch_size >= 2` must hold, but got batch_size=1"),
+    ({"split": [[7], [8, 9]]}, ParameterError, "a rank has a single cell to train on"),
     ({"split": np.arange(5)}, ParameterError, "`split` must be arrays of rows"),
     (
         {"categorical_covariate_keys": "donor"},

@@ -1,10 +1,18 @@
 """Sources whose rows arrive: they pass the suite, wrong rows are reported, fetches announced."""
 
+import multiprocessing
+import pickle
 import threading
+import time
 import weakref
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.loader.matrices import dense
 from tests.loader.read_options import parameters_of
 from tests.loader.storages.arriving import Arriving, Rows
@@ -12,6 +20,8 @@ from tests.loader.storages.expecting import matrix_of
 from tests.loader.storages.suites import Suite
 
 from cellfeed import BlockShuffling, CellDataset, Collection, FormatError
+from cellfeed._decode import ChunkReads
+from cellfeed._storages import DirectCsr
 from cellfeed.sources import CsrRows, Location, StoredElement, expand
 
 
@@ -36,9 +46,21 @@ class Wrong(StoredElement):
 ONE = np.ones(1, np.float32)
 
 
+def of_csr(indptr, indices, data=None):
+    data = np.ones(len(indices)) if data is None else np.array(data)
+    return CsrRows(np.array(indptr), np.array(indices), data.astype(np.float32), 4)
+
+
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
+        (of_csr([0, 0, 0, 1], [-1]), r"column index is outside \[0, 4"),
+        (of_csr([0, 0, 0, 1], [1 << 40]), r"column index is outside \[0, 4"),
+        (of_csr([0, 0, 0, 1], [1.0]), "column indices of dtype float64"),
+        (of_csr([0, 0, 0, 2], [0]), r"an array of shape \(1,\) for 2 elements"),
+        (of_csr([0, 0, 0, 1], [0], [1, 2]), r"an array of shape \(2,\) for 1 elements"),
+        (of_csr([0, 2, 0, 2], [0, 1]), "row pointers that do not ascend from 0"),
+        (of_csr([1, 1, 1, 2], [0, 1]), "row pointers that do not ascend from 0"),
         (np.ones((3, 4), np.float32), "ndarray for an element of layout 'csr'"),
         (
             CsrRows(np.array([0, 0]), ONE[:0].astype(int), ONE[:0], 4),
@@ -54,8 +76,144 @@ def test_wrong_rows(rows, said, beside_dense):
         sources.append(
             Arriving(Location("memory://b"), {"X": Rows(np.eye(4), ["0", "1", "2", "3"])})
         )
-    with pytest.raises(FormatError, match=f"`Wrong.read_rows` returned wrong rows: .*{said}"):
+    with pytest.raises(FormatError, match=f"`Wrong` returned wrong rows: .*{said}"):
         Collection(sources)[:3]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ([1, 0, 0], "the lengths of rows differ from the stated ones"),
+        ([0, 2, -1], "a row of length -1"),
+        ([1], r"lengths of shape \(1,\) and dtype int64"),
+        ([0.0, 0.0, 1.0], "dtype float64"),
+    ],
+)
+def test_wrong_lengths(lengths, said):
+    class Lengths(Wrong):
+        def row_lengths(self, runs):
+            return np.array(lengths)
+
+    element = Lengths(of_csr([0, 0, 0, 1], [2]))
+    with pytest.raises(FormatError, match=f"`Lengths` returned wrong rows: .*{said}"):
+        Collection([Arriving(Location("memory://wrong"), {"X": element})])[:3]
+
+
+class Decoded(DirectCsr):
+    """Rows that a library decodes in cellfeed's threads."""
+
+    dtype, decodes_to = np.dtype("float32"), frozenset({np.dtype("float32")})
+
+    def __init__(self, matrix):
+        self._matrix, self.shape = matrix, matrix.shape
+
+    def row_lengths(self, runs):
+        return np.diff(self._matrix.indptr)[expand(runs)]
+
+    def stored_rows(self, rows):
+        return ChunkReads.none()
+
+    def decode_rows(self, rows, indices, data):
+        runs = np.stack([self._matrix.indptr[rows], self._matrix.indptr[rows + 1]], axis=1)
+        indices[:], data[:] = self._matrix.indices[expand(runs)], self._matrix.data[expand(runs)]
+
+
+@pytest.mark.parametrize("n_rows", [5, 40])  # decoded elsewhere and copied, or in place
+@given(data=st.data())
+@settings(max_examples=10, deadline=None)
+def test_columns_that_a_library_decodes(n_rows, data):
+    """They may be in any order and come twice, as SciPy's may, but not be outside."""
+    lengths = data.draw(st.lists(st.integers(0, 4), min_size=n_rows, max_size=n_rows))
+    n = sum(lengths)
+    columns = np.array(data.draw(st.lists(st.integers(0, 6), min_size=n, max_size=n)), int)
+    pointers = np.cumsum([0, *lengths])
+    matrix = sp.csr_array((np.ones(n, np.float32), columns, pointers), (n_rows, 7))
+    collection = Collection([Arriving(Location("memory://decoded"), {"X": Decoded(matrix)})])
+    read = collection[:].X
+    assert read.has_canonical_format
+    assert np.array_equal(read.toarray(), matrix.toarray())
+    if n:
+        wrong = data.draw(st.sampled_from([-1, 7, 2**31 - 1]))
+        matrix.indices[data.draw(st.integers(0, n - 1))] = wrong
+        with pytest.raises(FormatError, match="`Decoded` returned wrong rows: a column index is"):
+            collection[:]
+
+
+class Alone:
+    """Counts calls that another one overlaps; mixed into sources and elements."""
+
+    overlaps = 0
+    _inside = threading.RLock()
+
+    def __getattribute__(self, name):
+        found = super().__getattribute__(name)
+        if name not in READING:
+            return found
+
+        def call(*arguments):
+            if not Alone._inside.acquire(blocking=False):
+                Alone.overlaps += 1
+                return found(*arguments)
+            try:
+                time.sleep(0.001)  # another thread runs meanwhile
+                return found(*arguments)
+            finally:
+                Alone._inside.release()
+
+        return call
+
+
+READING = {"read_rows", "row_lengths", "chunked", "load_tables"} | {
+    "read_obs",
+    "read_obs_rows",
+    "obs_names",
+    "plain_obs",
+    "read_var",
+}
+
+
+class RowsAlone(Alone, Rows):
+    def row_lengths(self, runs):
+        return np.diff(self._matrix.indptr)[expand(runs)] if self.layout == "csr" else None
+
+
+class ArrivingAlone(Alone, Arriving):
+    pass
+
+
+def test_one_thread_at_a_time_reads_from_a_source(monkeypatch):
+    """Two datasets and the training loop read one source, whose rows are planned ahead."""
+    monkeypatch.setattr(Alone, "overlaps", 0)
+    genes = [f"gene{k}" for k in range(MATRIX.shape[1])]
+    elements: dict[str, StoredElement] = {
+        "X": RowsAlone(MATRIX, genes),
+        "layers/dense": RowsAlone(DENSE, genes),
+    }
+    obs = pd.DataFrame({"cell": pd.Categorical(np.arange(len(DENSE)))})
+    source = ArrivingAlone(Location("memory://alone"), elements, obs)
+    collection = Collection([source], obs=["cell"], obs_names=True)
+    assert Alone.overlaps == 0
+    datasets = [CellDataset(collection, BlockShuffling(4), 4, 3, seed=k) for k in range(2)]
+    collection.load_tables()
+    for one, other in zip(*datasets, strict=True):
+        assert len(one) == len(other)
+        read: Any = collection.read_obs(["cell"])["cell"]
+        assert read.codes[one.rows].tolist() == [int(name) for name in one.obs_names]
+        assert len(collection.var) == len(genes)
+    assert Alone.overlaps == 0
+
+
+@pytest.mark.process
+def test_a_fork_may_read_where_a_thread_of_its_parent_does():
+    source = ArrivingAlone(Location("memory://alone"), {"X": RowsAlone(MATRIX, range(5))})
+    held = threading.Thread(target=source.reading.__enter__)
+    held.start()
+    held.join()
+    child = multiprocessing.get_context("fork").Process(target=source.reading.__enter__)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    pickle.loads(pickle.dumps(source)).reading.__enter__()
 
 
 def test_an_element_that_reads_nothing():

@@ -399,8 +399,7 @@ def _decode(  # noqa: PLR0912 - one loop over chunks
                 before, now = now, nanoseconds(clock)
                 placing += now - before
             if failure:
-                report[fields.FAILED_CHUNK] = c
-                report[fields.FAILURE] = failure
+                report[fields.FAILURE] = c * fields.PER_CHUNK + failure
                 break
     finish_streams()
     atomic_add(reported + fields.DECOMPRESSED * 8, n_decompressed)

@@ -73,13 +73,13 @@ WHOLE_ROW = -1
 # int64 count of placed pieces.
 PIECE_START, ROW_ELEMENTS, ROW_PIECES, ROW_PLACED, N_PIECE_COLUMNS = range(5)
 
-# What `decode` reports: a failure (0 if none), its chunk, and whether the columns of each row
-# ascend within each chunk. SELECTION: address of the list for SELECTED, and N_SELECTED its length.
+# What `decode` reports: a failure (0 if none) plus PER_CHUNK times the number of its chunk, in one
+# word, since several threads may fail at once; whether the columns of each row ascend within each
+# chunk. SELECTION: address of the list for SELECTED, and N_SELECTED its length.
 # DECOMPRESSED: number of decompressed bytes. The others are nanoseconds, summed over all threads:
 # for reading bytes, for decompressing, and for placing elements.
 (
     FAILURE,
-    FAILED_CHUNK,
     NEXT_TASK,
     ASCENDING,
     SELECTION,
@@ -89,7 +89,8 @@ PIECE_START, ROW_ELEMENTS, ROW_PIECES, ROW_PLACED, N_PIECE_COLUMNS = range(5)
     DECOMPRESSING,
     PLACING_ELEMENTS,
     N_REPORTS,
-) = range(11)
+) = range(10)
+PER_CHUNK = 16
 (
     UNREADABLE,
     TRUNCATED,

@@ -114,7 +114,7 @@ def _copy(source, segments_at, n_segments, array_at, report_at, scratch, may_cha
                 report[fields.ASCENDING] = 0
         if array[fields.STREAMED]:
             _stream_bytes(target, begin, n * array[fields.OUT_ITEMSIZE])
-        elif not array[fields.CAST]:
+        elif not array[fields.CAST] and target != begin:  # else only checked
             copy_bytes(target, begin, n * array[fields.ITEMSIZE])
     return 0
 

@@ -175,7 +175,6 @@ class _Found:
     ``metadata`` has the byte range of the metadata of each extent, shape (n_extents, 2).
     """
 
-    rows: NDArray[np.int64]
     extents: FileExtents
     records: NDArray[Any]
     of_extent: NDArray[np.int64]
@@ -208,14 +207,14 @@ class SpanReader:
         )
         self._index = shards.table(INDEX, ("<i8", 2))
         self._files = {name: shards.files(name) for name in (SPANS, METADATA)}
-        self._last: _Found | None = None  # metadata is read after the spans of the same rows
+        self._for_other: tuple[str, NDArray[np.int64], _Found] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_last": None}
+        return self.__dict__ | {"_for_other": None}
 
     def spans(self, rows: NDArray[np.int64]) -> RaggedRows:
         """Return the spans of ascending rows, sorted by start; values are `SPAN`."""
-        found = self._find(rows)
+        found = self._find(SPANS, rows)
         records, extents = found.records, found.extents
         spans = np.zeros(records.size, SPAN)
         shift = (extents.within - extents.firsts)[found.of_extent]
@@ -226,7 +225,7 @@ class SpanReader:
 
     def metadata(self, rows: NDArray[np.int64]) -> RaggedRows:
         """Return the metadata of the spans of rows, in the order of the spans; values are uint8."""
-        found = self._find(rows)
+        found = self._find(METADATA, rows)
         ranges = self._stored(METADATA, np.dtype(np.uint8), found.extents.files, found.metadata)
         stored = read_ragged(ranges, np.arange(len(found.metadata)))
         of, n_bytes = found.of_extent, found.records["n_bytes"].astype(np.int64)
@@ -238,10 +237,14 @@ class SpanReader:
         of_row = np.repeat(found.extents.rows[of], n_bytes)
         return RaggedRows(_offsets(rows.size, of_row), values)
 
-    def _find(self, rows: NDArray[np.int64]) -> _Found:
-        if self._last is None or not np.array_equal(self._last.rows, rows):
-            self._last = self._read(rows)
-        return self._last
+    def _find(self, name: str, rows: NDArray[np.int64]) -> _Found:
+        """Return what the other element has found in the same rows, once; otherwise find it."""
+        left, self._for_other = self._for_other, None
+        if left is not None and left[0] != name and np.array_equal(left[1], rows):
+            return left[2]
+        found = self._read(rows)
+        self._for_other = name, rows, found
+        return found
 
     def _read(self, rows: NDArray[np.int64]) -> _Found:
         extents = extents_of(self._shards.bounds, *self._rows.ranges(rows))
@@ -256,7 +259,7 @@ class SpanReader:
         in_first = np.arange(records.size) - stored.offsets[of_extent] < first_records
         overlaps = in_first | (records["began_before"] == 0)
         overlaps &= (records["start"] < stops) & (records["stop"] > starts)
-        return _Found(rows, extents, records[overlaps], of_extent[overlaps], located[:, :, 1])
+        return _Found(extents, records[overlaps], of_extent[overlaps], located[:, :, 1])
 
     def _located(self, extents: FileExtents) -> NDArray[np.int64]:
         """Return the first record and the first byte of metadata of three blocks of each extent.
