@@ -151,11 +151,11 @@ class Query:
                 return node
             case ast.Name(id=name):
                 return ast.Name(self._placeholder(self._column(name)), ast.Load())
-            case ast.BoolOp(op=op, values=operands):
-                return ast.BoolOp(op, [self._condition(each) for each in operands])
-            case ast.UnaryOp(op=ast.Not() | ast.Invert() as op, operand=operand):
-                return ast.UnaryOp(op, self._condition(operand))
-            case ast.UnaryOp(op=op) | ast.BinOp(op=op) if type(op) in _CALCULATIONS:
+            case ast.BoolOp(values=operands):
+                return ast.BoolOp(node.op, [self._condition(each) for each in operands])
+            case ast.UnaryOp(op=ast.Not() | ast.Invert(), operand=operand):
+                return ast.UnaryOp(node.op, self._condition(operand))
+            case ast.UnaryOp() | ast.BinOp() if type(node.op) in _CALCULATIONS:
                 return self._calculation(node)
             case ast.Compare(left=left, ops=ops, comparators=right):
                 return ast.Compare(self._checked(left), ops, list(map(self._compared, ops, right)))
