@@ -221,7 +221,7 @@ class CellFrames(DirectCsr):
     def stored_bytes(self) -> int:
         """Return the size in bytes of the frames, and of the tables that locate them."""
         offsets = self._archive().offsets
-        return int(offsets[-1]) + 2 * offsets.nbytes
+        return int(offsets[-1] + 2 * offsets.nbytes)
 
     def codec(self) -> str:
         """Return the compression of frames."""
