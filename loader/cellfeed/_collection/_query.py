@@ -11,7 +11,6 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,11 @@ from cellfeed._lazy import pd
 from cellfeed._rows import CategoricalColumn, ObsColumn
 
 _TOKENS = re.compile(
-    r"""(?P<triple>'{3}|"{3})|(?P<text>'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")"""
-    r"""|`(?P<name>[^`]+)`|(?P<at>@)|(?P<and>&)|(?P<or>\|)"""
+    r"""(?P<refused>'{3}|"{3}|@)|(?P<text>'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")"""
+    r"""|`(?P<name>[^`]+)`|(?P<and>&)|(?P<or>\|)"""
 )
 _PLACEHOLDER = re.compile(r"_obs_column_(\d+)_")
-
-_OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+_CALCULATIONS: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -35,9 +33,11 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
 }
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-_MEMBERSHIPS = (ast.In, ast.NotIn)
+_CONDITIONS = (ast.Compare, ast.BoolOp, ast.Name)
 _MOST_POWER = 64
 _LARGEST_INTEGER = 2**63
 _MOST_CHARACTERS, _MOST_SHOWN = 100_000, 200
@@ -54,7 +54,7 @@ class Query:
     Attributes
     ----------
     columns
-        The columns in it, each once, with their numbers in the rebuilt query.
+        The columns in it, each once.
 
     Raises
     ------
@@ -69,15 +69,20 @@ class Query:
             raise ParameterError(msg)
         shown = text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
         self._called = f"query {shown!r}"
-        self._quoted = list[str]()  # names in backticks
+        self.columns = list[str]()
         self._conditions = list[str]()  # columns that have to be true or false
-        self.columns = dict[str, int]()
         if len(text) > _MOST_CHARACTERS:
             raise self._refused(f"has more than {_MOST_CHARACTERS:,} characters")
         try:
-            self._expression = ast.unparse(self._checked(self._parsed(text)))
+            python = _TOKENS.sub(self._token, text).strip()
+            self._expression = ast.unparse(self._checked(ast.parse(python, mode="eval").body))
         except (RecursionError, MemoryError) as error:
             raise self._refused("is nested too deeply; simplify it") from error
+        except (SyntaxError, ValueError) as error:
+            if isinstance(error, ParameterError):
+                raise
+            msg = "is not an expression; write, for example, \"cell_type == 'B'\""
+            raise self._refused(msg) from error
         if not self.columns:
             raise self._refused("has no obs column; compare one")
 
@@ -102,7 +107,6 @@ class Query:
                 raise self._refused(
                     f"{name!r} is not true or false; compare it, as in `{name} == 1`"
                 )
-        named = {_column(number): columns[name] for name, number in self.columns.items()}
         try:
             with np.errstate(all="ignore"):
                 found = pd.eval(
@@ -111,151 +115,106 @@ class Query:
                     engine="python",
                     local_dict={},
                     global_dict={},
-                    resolvers=[named],
+                    resolvers=[{self._placeholder(name): columns[name] for name in self.columns}],
                 )
         except Exception as error:  # whatever pandas raises of a dtype
-            names = [*self.columns]
-            said = _PLACEHOLDER.sub(lambda match: repr(names[int(match[1])]), str(error))
+            said = _PLACEHOLDER.sub(lambda match: repr(self.columns[int(match[1])]), str(error))
             what = " ".join(said.split()) or type(error).__name__
             raise self._refused(f"pandas cannot evaluate it: {what}") from error
         if not isinstance(found, pd.Series) or not _are_booleans(found):
             raise self._refused("gives values that are not true or false; compare them")
         return found.to_numpy(dtype=bool, na_value=False)
 
-    def _parsed(self, text: str) -> ast.expr:
-        python = _TOKENS.sub(self._token, text).strip()
-        try:
-            return ast.parse(python, mode="eval").body
-        except (SyntaxError, ValueError) as error:
-            msg = "is not an expression; write, for example, \"cell_type == 'B'\""
-            raise self._refused(msg) from error
+    def _placeholder(self, column: str) -> str:
+        """Return the name of a column in the expression."""
+        if column not in self.columns:
+            self.columns.append(column)
+        return f"_obs_column_{self.columns.index(column)}_"
 
     def _token(self, match: re.Match[str]) -> str:
         """Return a placeholder for a name in backticks, or pandas' meaning of ``&`` and ``|``."""
-        if match["text"]:
-            return match["text"]
-        if match["triple"] or match["at"]:
+        if match["refused"]:
             raise self._refused(
                 f"{match[0]} is not allowed; write literal values, such as 'B' or 500"
             )
         if match["name"]:
-            self._quoted.append(match["name"])
-            return f" _quoted_{len(self._quoted) - 1}_ "
-        return " and " if match["and"] else " or "
+            return f" {self._placeholder(match['name'])} "
+        return match["text"] or (" and " if match["and"] else " or ")
 
     def _checked(self, node: ast.expr) -> ast.expr:
         """Return a rebuilt expression, if it is allowed."""
         match node:
-            case ast.Constant():
-                return self._constant(node.value)
-            case ast.Name():
-                number = self.columns.setdefault(self._column_of(node.id), len(self.columns))
-                return ast.Name(_column(number), ast.Load())
-            case ast.BoolOp(op=op, values=operands):
-                return ast.BoolOp(op, [self._condition(each) for each in operands])
-            case ast.UnaryOp():
-                return self._unary(node.op, node.operand)
-            case ast.BinOp():
-                return self._arithmetic(node)
-            case ast.Compare():
-                return self._comparison(node)
+            case ast.Constant(value=bool() | int() | float() | str() as value):
+                is_huge = isinstance(value, int) and abs(value) > _LARGEST_INTEGER
+                if is_huge or (isinstance(value, float) and not math.isfinite(value)):
+                    raise self._refused("has a number that is too large")
+                return node
+            case ast.Name(id=name):
+                return ast.Name(self._placeholder(self._column(name)), ast.Load())
+            case ast.BoolOp(values=operands):
+                return ast.BoolOp(node.op, [self._condition(each) for each in operands])
+            case ast.UnaryOp(op=ast.Not() | ast.Invert(), operand=operand):
+                return ast.UnaryOp(node.op, self._condition(operand))
+            case ast.UnaryOp() | ast.BinOp() if type(node.op) in _CALCULATIONS:
+                return self._calculation(node)
+            case ast.Compare(left=left, ops=ops, comparators=right):
+                return ast.Compare(self._checked(left), ops, list(map(self._compared, ops, right)))
         raise self._refused(
             f"{ast.unparse(node)[:80]!r} is not allowed; use columns, constants, comparisons, "
             "and, or, not, in [...] and arithmetic"
         )
 
+    def _column(self, name: str) -> str:
+        """Return the column of a name, which may be the placeholder of one in backticks."""
+        match = _PLACEHOLDER.fullmatch(name)
+        number = int(match[1]) if match else len(self.columns)
+        return self.columns[number] if number < len(self.columns) else name
+
     def _condition(self, node: ast.expr) -> ast.expr:
         """Return an operand of and, or, not; refuse numbers, whose bits would be combined."""
-        is_truth = isinstance(node, ast.Compare | ast.BoolOp | ast.Name) or (
-            isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
-        )
-        if not is_truth:
+        is_not = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.Invert)
+        if not is_not and not isinstance(node, _CONDITIONS):
             raise self._refused(
                 f"combines {ast.unparse(node)[:80]!r} with and, or, not; compare it, as in `n > 0`"
             )
-        checked = self._checked(node)
         if isinstance(node, ast.Name):
-            self._conditions.append(self._column_of(node.id))
-        return checked
+            self._conditions.append(self._column(node.id))
+        return self._checked(node)
 
-    def _column_of(self, name: str) -> str:
-        """Return the column of a name in the syntax tree."""
-        quoted = re.fullmatch(r"_quoted_(\d+)_", name)
-        if quoted and int(quoted[1]) < len(self._quoted):
-            return self._quoted[int(quoted[1])]
-        return name
-
-    def _constant(self, value: Any) -> ast.Constant:
-        if not isinstance(value, bool | int | float | str):
-            raise self._refused(f"{value!r} is not allowed; compare with numbers or text")
-        is_huge = isinstance(value, int) and abs(value) > _LARGEST_INTEGER
-        if is_huge or (isinstance(value, float) and not math.isfinite(value)):
-            raise self._refused("has a number that is too large")
-        return ast.Constant(value)
-
-    def _unary(self, sign: ast.unaryop, given: ast.expr) -> ast.expr:
-        if isinstance(sign, ast.Not) and not isinstance(given, ast.Constant):
-            return ast.UnaryOp(sign, self._condition(given))
-        operand = self._checked(given)
-        if isinstance(operand, ast.Constant):
-            value: Any = operand.value
-            if isinstance(value, str) or not isinstance(sign, ast.USub | ast.UAdd):
-                raise self._refused("negates a constant; compare a column with it")
-            return self._constant(-value if isinstance(sign, ast.USub) else +value)
-        return ast.UnaryOp(sign, operand)
-
-    def _arithmetic(self, node: ast.BinOp) -> ast.expr:
-        if type(node.op) not in _OPERATORS:
-            raise self._refused(
-                f"{ast.unparse(node)[:80]!r} is not allowed; the allowed arithmetic is + - * / // "
-                "% **"
-            )
-        left, right = self._checked(node.left), self._checked(node.right)
-        constants = [each.value for each in (left, right) if isinstance(each, ast.Constant)]
+    def _calculation(self, node: ast.UnaryOp | ast.BinOp) -> ast.expr:
+        """Return a calculation, or its result if it has no column."""
+        given = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
+        operands, op = [self._checked(each) for each in given], node.op
+        constants: list[Any] = [each.value for each in operands if isinstance(each, ast.Constant)]
         if any(isinstance(value, str) for value in constants):
             raise self._refused("calculates with text; compare it instead")
-        power: Any = right.value if isinstance(right, ast.Constant) else math.inf
-        if isinstance(node.op, ast.Pow) and abs(power) > _MOST_POWER:
+        power: Any = getattr(operands[-1], "value", math.inf)
+        if isinstance(op, ast.Pow) and abs(power) > _MOST_POWER:
             raise self._refused(f"has an exponent that is not a number up to {_MOST_POWER}")
-        if len(constants) == 2:  # noqa: PLR2004 - both sides
-            try:  # neither is large, so it is quick
-                return self._constant(_OPERATORS[type(node.op)](*constants))
-            except ArithmeticError as error:
-                raise self._refused(f"calculates with constants: {error}") from error
-        return ast.BinOp(left, node.op, right)
+        if len(constants) < len(operands):
+            if isinstance(node, ast.UnaryOp):
+                return ast.UnaryOp(node.op, *operands)
+            return ast.BinOp(operands[0], node.op, operands[1])
+        try:  # none is large, so it is quick
+            return self._checked(ast.Constant(_CALCULATIONS[type(op)](*constants)))
+        except ArithmeticError as error:
+            raise self._refused(f"calculates with constants: {error}") from error
 
-    def _comparison(self, node: ast.Compare) -> ast.expr:
-        operands = [self._checked(node.left)]
-        for comparison, operand in zip(node.ops, node.comparators, strict=True):
-            if isinstance(comparison, _MEMBERSHIPS):
-                operands.append(self._list(operand))
-            elif isinstance(comparison, _COMPARISONS):
-                operands.append(self._checked(operand))
-            else:
-                raise self._refused("`is` is not allowed; compare with ==")
-        for left, right in pairwise(operands):
-            if isinstance(left, ast.List):
-                raise self._refused("compares a list; write `column in ['a', 'b']`")
-            if isinstance(left, ast.Constant) and isinstance(right, ast.Constant | ast.List):
-                raise self._refused("compares two constants; compare a column")
-        return ast.Compare(operands[0], node.ops, operands[1:])
-
-    def _list(self, node: ast.expr) -> ast.List:
-        if not isinstance(node, ast.List | ast.Tuple) or not node.elts:
+    def _compared(self, comparison: ast.cmpop, node: ast.expr) -> ast.expr:
+        """Return the right side of a comparison: for ``in``, a list of constants."""
+        if isinstance(comparison, _COMPARISONS):
+            return self._checked(node)
+        if not isinstance(comparison, ast.In | ast.NotIn):
+            raise self._refused("`is` is not allowed; compare with ==")
+        constants = [*map(self._checked, getattr(node, "elts", []))]
+        if not constants or not all(isinstance(each, ast.Constant) for each in constants):
             raise self._refused("`in` takes a list of constants, such as ['a', 'b']")
-        elements = [self._checked(each) for each in node.elts]
-        if not all(isinstance(each, ast.Constant) for each in elements):
-            raise self._refused("`in` takes a list of constants, such as ['a', 'b']")
-        return ast.List(elements, ast.Load())
+        return ast.List(constants, ast.Load())
 
 
 def _are_booleans(series: pd.Series[Any]) -> bool:
     is_category = isinstance(series.dtype, pd.CategoricalDtype)  # which may be of booleans
     return not is_category and pd.api.types.is_bool_dtype(series.dtype)
-
-
-def _column(number: int) -> str:
-    return f"_obs_column_{number}_"
 
 
 # Rows whose obs fulfil a condition.

@@ -174,7 +174,8 @@ class TestWhere:
         [
             (
                 pd.array([True, False, None, True], dtype="boolean"),
-                {"v": [0, 3], "not v": [1], "v == False or v": [0, 1, 3]},
+                {"v": [0, 3], "not v": [1], "v == False or v": [0, 1, 3]}
+                | {"~v": [1], "~v | v": [0, 1, 3], "~(v == False) & v": [0, 3]},
             ),
             (pd.array([None] * 4, dtype="boolean"), {"not v": []}),
             # Missing integers are in no comparison, unlike NaN, which differs from every number.
