@@ -4,10 +4,10 @@ Fractions are represented by integers, ``weights / sum(weights)``, so nothing is
 point.
 """
 
-import itertools
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import accumulate, cycle, pairwise
 from math import isclose, lcm
 
 import numpy as np
@@ -18,12 +18,6 @@ from cellfeed.sampling import derive_key, random_below, random_words
 
 _LARGEST_DENOMINATOR = 10**9
 _TOLERANCE = 1e-6
-# A random number in [0, 1) is so many bits.
-_BITS = 64
-# Purpose of a random stream; those that draw one by one begin with 0.
-_ALIKE = 1 << 32
-
-_Entry = tuple[int, int]
 
 
 def as_weights(fractions: Sequence[float]) -> tuple[int, ...]:
@@ -44,9 +38,7 @@ def as_weights(fractions: Sequence[float]) -> tuple[int, ...]:
     try:
         given = [float(each) for each in fractions]
     except (TypeError, ValueError) as error:
-        msg = (
-            f"`fractions` must be numbers that sum to 1, such as [0.8, 0.2], but got {fractions!r}"
-        )
+        msg = f"`fractions` must be numbers such as [0.8, 0.2], but got {fractions!r}"
         raise ParameterError(msg) from error
     if not given or not all(each > 0 for each in given):
         msg = f"`fractions` must be numbers above 0, at least one, but got {given}"
@@ -82,130 +74,91 @@ def sizes_of_parts(n: int, weights: Sequence[int], key: int | None) -> NDArray[n
     -------
     Sizes, which sum to ``n``, shape (n_parts,).
     """
-    whole, unit = sum(weights), 1 << _BITS
+    whole, unit = sum(weights), 1 << 64
     u = unit // 2 if key is None else random_below(key, unit)
-    bounds = [
-        (before * n * unit + u * whole) // (whole * unit)
-        for before in itertools.accumulate(weights, initial=0)
-    ]
-    ends = np.array(bounds, np.int64)
-    return ends[1:] - ends[:-1]
+    before = np.array([*accumulate(weights, initial=0)], object)  # exact integers
+    return np.diff((before * n * unit + u * whole) // (whole * unit)).astype(np.int64)
 
 
 def controlled_rounding(
-    counts: Sequence[int], weights: Sequence[int], key: int | None
+    counts: NDArray[np.int64], weights: Sequence[int], key: int | None
 ) -> NDArray[np.int64]:
     """Divide each of several strata by the same fractions.
 
     Every size is one of the two integers next to the stratum's share, and every part's sum is one
-    of the two integers next to its share. With a key, the expected size is the share: this is the
-    unbiased controlled rounding of Cox, "A constructive procedure for unbiased controlled rounding"
-    (JASA 82, 1987), applied to one stratum after another. The entries along a closed path of
-    non-integers are raised and lowered in turn, in one direction or the other, until one of them is
-    an integer, with probabilities that preserve the expectation.
+    of the two integers next to its share. With a key, the expected size is the share.
 
-    If there are many strata, most are divided together. Let the fractions be multiples of 1 / w.
-    Among w strata with the same number of rows modulo w, each gets another multiple of 1 / w as u
-    (see `sizes_of_parts`), at random: the sums of their parts are then integers, independent of the
-    other strata.
+    Strata with equally many rows are rounded together: `_rounded` returns how many of them are
+    rounded up in each part. Which of them is systematic (Madow 1949): part after part takes the
+    next ones in turn, so no part takes a stratum twice, and all are taken equally often.
 
     Parameters
     ----------
     counts
-        Number of rows of each stratum.
+        Number of rows of each stratum, shape (n_strata,).
     weights
         The fractions; see `as_weights`.
     key
-        Random key for the directions; if None, the shorter direction is taken.
+        Random key; if None, strata are taken in order, and `_rounded` changes as little as it can.
 
     Returns
     -------
     Sizes, whose rows sum to ``counts``, shape (n_strata, n_parts).
     """
-    sizes = np.empty((len(counts), len(weights)), np.int64)
-    remaining = _divide_alike(np.array(counts), weights, key, sizes)
-    sizes[remaining] = _one_by_one([counts[each] for each in remaining.tolist()], weights, key)
+    whole = sum(weights)
+    distinct, which, n_alike = np.unique(counts, return_inverse=True, return_counts=True)
+    shares = distinct.astype(object)[:, None] * np.array(weights, object)  # integers of any size
+    n_up = _rounded(shares % whole * n_alike[:, None], whole, key)
+    words = np.arange(counts.size)
+    if key is not None:
+        words = random_words(derive_key(key, 0), words).astype(np.int64)
+    alike = np.split(np.lexsort([words, which]), np.cumsum(n_alike)[:-1])
+    sizes: NDArray[np.int64] = (shares // whole).astype(np.int64)[which]
+    for strata, n_of_parts in zip(alike, n_up, strict=True):
+        taken = np.repeat(np.arange(len(weights)), n_of_parts)
+        sizes[strata, taken.reshape(-1, strata.size)] += 1
     return sizes
 
 
-def _divide_alike(
-    counts: NDArray[np.int64], weights: Sequence[int], key: int | None, sizes: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Divide sets of equal strata whose parts have integer sums; return the remaining strata."""
-    whole, numbers = sum(weights), np.arange(counts.size)
-    if whole > counts.size or whole * int(counts.max()) > np.iinfo(np.int64).max // 2:
-        return numbers
-    order = numbers
-    if key is not None:
-        order = np.argsort(random_words(derive_key(key, _ALIKE), numbers), kind="stable")
-    remainders = counts[order] % whole
-    order = order[np.argsort(remainders, kind="stable")]
-    n_alike = np.bincount(remainders, minlength=whole)
-    ranks = numbers - np.repeat(np.cumsum(n_alike) - n_alike, n_alike)
-    is_divided = ranks < np.repeat(n_alike - n_alike % whole, n_alike)
-    divided = order[is_divided]
-    before = np.cumsum([0, *weights]) * counts[divided][:, None]
-    sizes[divided] = np.diff((before + (ranks[is_divided] % whole)[:, None]) // whole, axis=1)
-    return np.sort(order[~is_divided])
+def _rounded(table: NDArray[np.object_], whole: int, key: int | None) -> NDArray[np.int64]:
+    """Round multiples of 1 / ``whole``, and the sums of their columns; rows have integer sums.
+
+    This is the unbiased controlled rounding of Cox, "A constructive procedure for unbiased
+    controlled rounding" (JASA 82, 1987). Entries that are no integers are visited one by one. Once
+    some of them form a closed path, alternately along a row and a column, they are raised and
+    lowered in turn, in one direction or the other, until one of them is an integer, with
+    probabilities that preserve the expectation.
+    """
+    table = np.vstack([table, -table.sum(axis=0) % whole])  # columns have integer sums, too
+    floors, left = table // whole, table % whole
+    crossing = defaultdict[int, set[int]](set)  # of rows and of columns, which are ~column
+    for number, (row, column) in enumerate(np.argwhere(left).tolist()):
+        path = _path(crossing, row, ~column)
+        crossing[row].add(~column)
+        crossing[~column].add(row)
+        if not path:
+            continue
+        entries = [(max(each), ~min(each)) for each in pairwise([*path, row])]
+        room = [left[each] if k % 2 else whole - left[each] for k, each in enumerate(entries)]
+        most_up, most_down = min(room), whole - max(room)
+        goes_up = most_up <= most_down
+        if key is not None:
+            goes_up = random_below(derive_key(key, 1, number), most_up + most_down) < most_down
+        change = most_up if goes_up else -most_down
+        for sign, each in zip(cycle([1, -1]), entries):
+            left[each] += sign * change
+            if left[each] in (0, whole):
+                crossing[each[0]].remove(~each[1])
+                crossing[~each[1]].remove(each[0])
+    rounded: NDArray[np.int64] = (floors + left // whole)[:-1].astype(np.int64)
+    return rounded
 
 
-def _one_by_one(
-    counts: Sequence[int], weights: Sequence[int], key: int | None
-) -> NDArray[np.int64]:
-    """Divide one stratum after another; shares are integers, of which ``whole`` are a row."""
-    whole = sum(weights)
-    floors = [[n * each // whole for each in weights] for n in counts]
-    fractions = [[n * each % whole for each in weights] for n in counts]
-    # One more stratum makes the parts' sums integers; its own sizes are what they are rounded by.
-    fractions.append([-sum(of_part) % whole for of_part in zip(*fractions, strict=True)])
-    sizes = np.array([*floors, [0] * len(weights)], np.int64)
-    left = dict[_Entry, int]()  # fractions that are not rounded yet
-    n_drawn = 0
-    for stratum, own in enumerate(fractions):
-        left |= {(stratum, part): each for part, each in enumerate(own) if each}
-        while path := _closed_path(left):
-            up, down = path[::2], path[1::2]
-            most_up = min(*(whole - left[e] for e in up), *(left[e] for e in down))
-            most_down = min(*(left[e] for e in up), *(whole - left[e] for e in down))
-            if key is None:
-                goes_up = most_up <= most_down
-            else:
-                drawn = random_below(derive_key(key, n_drawn), most_up + most_down)
-                goes_up = drawn < most_down
-                n_drawn += 1
-            change = most_up if goes_up else -most_down
-            for k, entry in enumerate(path):
-                left[entry] += -change if k % 2 else change
-                if left[entry] in (0, whole) and left.pop(entry):
-                    sizes[entry] += 1
-    return sizes[:-1]
-
-
-def _closed_path(entries: dict[_Entry, int]) -> list[_Entry]:
-    """Return a closed path of entries, alternately in the same row and column; [] if none."""
-    open_ends = set(entries)
-    while True:
-        in_row = Counter(row for row, _ in open_ends)
-        in_column = Counter(column for _, column in open_ends)
-        lone = {(r, c) for r, c in open_ends if in_row[r] == 1 or in_column[c] == 1}
-        if not lone:
-            break
-        open_ends -= lone
-    if not open_ends:
-        return []
-    path = [min(open_ends)]
-    seen = {("row", path[0][0]): 0}
-    while True:
-        row, column = path[-1]
-        along_row = len(path) % 2 == 0
-        line = ("row", row) if along_row else ("column", column)
-        if line in seen:
-            return path[seen[line] :]
-        seen[line] = len(path)
-        path.append(
-            min(
-                (r, c)
-                for r, c in open_ends
-                if (r, c) != (row, column) and (r == row if along_row else c == column)
-            )
-        )
+def _path(crossing: Mapping[int, set[int]], start: int, end: int) -> list[int]:
+    """Return the lines from one to another; [] if they are not connected."""
+    paths = [[start]]
+    for path in paths:
+        if path[-1] == end:
+            return path
+        paths += [[*path, each] for each in crossing[path[-1]].difference(path[-2:-1])]
+    return []

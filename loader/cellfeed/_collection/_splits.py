@@ -699,7 +699,7 @@ def _parts(
     if strata is None:
         sizes = sizes_of_parts(n, weights, size_key)[None]
     else:
-        sizes = controlled_rounding(strata.counts.tolist(), weights, size_key)
+        sizes = controlled_rounding(strata.counts, weights, size_key)
     codes = None if strata is None else strata.codes
     return _parts_of_rows(sizes, codes, derive_key(seed, _ROWS))
 

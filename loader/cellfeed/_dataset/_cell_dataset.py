@@ -327,22 +327,20 @@ class CellDataset(ResumableDataset):
             msg = "`indices` and `strategy` cannot be combined; pass the indices to the strategy"
             raise ParameterError(msg)
         recommended = read_recommendation(result)
+        settings = recommended.settings
         if strategy is None:
             strategy = recommended.strategy_of(indices)
-        sizes: dict[str, Any] = {
-            "batch_size": recommended.batch_size,
-            "fetch_factor": recommended.fetch_factor,
-        }
-        if isinstance(collection, Collection) and (recommended.prefetch or recommended.num_threads):
+        sizes: dict[str, Any] = {name: settings[name] for name in ("batch_size", "fetch_factor")}
+        if isinstance(collection, Collection) and (settings["prefetch"] or settings["num_threads"]):
             given = parameters.pop("read_options", None) or ReadOptions()
             sizes["read_options"] = replace(
                 given,
-                num_threads=given.num_threads or recommended.num_threads,
-                prefetch=given.prefetch or recommended.prefetch,
+                num_threads=given.num_threads or settings["num_threads"],
+                prefetch=given.prefetch or settings["prefetch"],
             )
         dataset = cls(collection, strategy, **(sizes | parameters))
         recommended.warn_of_differences(collection, dataset.batch_size, strategy)
-        dataset._num_workers = recommended.num_workers
+        dataset._num_workers = settings["num_workers"]
         return dataset
 
     @property

@@ -5,14 +5,16 @@ import math
 import os
 import platform
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import psutil
 from numpy.typing import ArrayLike
 
+from cellfeed import sampling
 from cellfeed._collection._indexables import count_indexable_rows
 from cellfeed._errors import (
     FormatError,
@@ -23,76 +25,31 @@ from cellfeed._errors import (
     require_positive,
 )
 from cellfeed.machine import usable_cores
-from cellfeed.sampling import (
-    BlockShuffling,
-    BlockWeightedSampling,
-    ClassBalancedSampling,
-    GroupedSampling,
-    SamplingStrategy,
-    Streaming,
-)
 
 SCHEMA = "cellfeed.autotune/3"
 
-_STRATEGIES: dict[str, Any] = {
-    each.__name__: each
-    for each in (
-        BlockShuffling,
-        BlockWeightedSampling,
-        ClassBalancedSampling,
-        GroupedSampling,
-        Streaming,
-    )
-}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The settings that ``autotune`` chose, and the conditions of its measurements.
+    """The settings that ``autotune`` chose.
 
     Parameters
     ----------
-    block_size, fetch_factor, num_workers, batch_size
-        The settings.
-    dataset, machine
-        The result's description of the collection and of the machine.
     name
-        Name of the result.
-    strategy
-        The result's description of the tuned strategy; None for shuffled blocks.
-    prefetch, num_threads
-        See `CellDataset`; None if they were not tuned.
-    align
-        See `BlockShuffling`.
-    basis
-        What the choice rests on: "compared", "measured" or "predicted"; None if unknown.
+        Name of the result, for messages.
+    result
+        The result as JSON values.
+    settings
+        ``block_size``, ``fetch_factor``, ``num_workers`` and ``batch_size``; ``align``,
+        ``num_threads`` and ``prefetch``, which are None if they were not tuned; and the
+        description of the tuned ``strategy``, None for shuffled blocks.
     """
 
-    block_size: int
-    fetch_factor: int
-    num_workers: int
-    batch_size: int
-    dataset: Mapping[str, Any] = field(default_factory=dict)
-    machine: Mapping[str, Any] = field(default_factory=dict)
-    name: str = "the result"
-    strategy: Mapping[str, Any] | None = None
-    prefetch: int | None = None
-    num_threads: int | None = None
-    align: Literal["chunks"] | None = None
-    basis: str | None = None
+    name: str
+    result: Mapping[str, Any]
+    settings: Mapping[str, Any]
 
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        for name in ("block_size", "fetch_factor", "batch_size"):
-            require_positive(name, getattr(self, name))
-        for name in ("prefetch", "num_threads"):
-            if getattr(self, name) is not None:
-                require_positive(name, getattr(self, name))
-        if require_integer("num_workers", self.num_workers) < 0:
-            msg = f"`num_workers >= 0` must hold, but got num_workers={self.num_workers}"
-            raise ParameterError(msg)
-
-    def strategy_of(self, indices: ArrayLike | None) -> SamplingStrategy:
+    def strategy_of(self, indices: ArrayLike | None) -> sampling.SamplingStrategy:
         """Return the tuned strategy, with the recommended block size.
 
         Parameters
@@ -107,48 +64,71 @@ class Recommendation:
         FormatError
             The parameters are damaged.
         """
-        if self.strategy is None:
-            return BlockShuffling(block_size=self.block_size, indices=indices, align=self.align)
-        name, missing = self.strategy["name"], self.strategy["arrays"]
-        kind = _STRATEGIES.get(name)
-        if kind is None or missing:
-            what = f"the {' and '.join(missing)}" if kind else "the parameters"
+        tuned, block_size = self.settings["strategy"], self.settings["block_size"]
+        if tuned is None:
+            align = self.settings["align"]
+            return sampling.BlockShuffling(block_size, indices=indices, align=align)
+        name = tuned["name"]
+        kind: Any = getattr(sampling, name, None)
+        missing = tuned["arrays"] if kind else ["parameters"]
+        if missing:
             msg = (
-                f"{self.name}: is of {name}, but does not contain {what} of it; give "
-                f"strategy={name}(..., block_size={self.block_size})"
+                f"{self.name}: is of {name}, but does not contain the {' and '.join(missing)} of "
+                f"it; give strategy={name}(..., block_size={block_size})"
             )
             raise ParameterError(msg)
         parameters = {
             each: tuple(value) if isinstance(value, list) else value
-            for each, value in self.strategy["parameters"].items()
+            for each, value in tuned["parameters"].items()
         }
-        if "block_size" in kind.__dataclass_fields__:
-            parameters["block_size"] = self.block_size
+        if "block_size" in getattr(kind, "__dataclass_fields__", ()):
+            parameters["block_size"] = block_size
         try:
-            strategy: SamplingStrategy = kind(**parameters, indices=indices)
+            strategy: sampling.SamplingStrategy = kind(**parameters, indices=indices)
         except TypeError as error:
             msg = f"{self.name}: the strategy {name} in it is damaged ({error}); run autotune again"
             raise FormatError(msg) from error
         return strategy
 
     def warn_of_differences(
-        self, collection: Any, batch_size: int, strategy: SamplingStrategy
+        self, collection: Any, batch_size: int, strategy: sampling.SamplingStrategy
     ) -> None:
         """Warn if the settings are a prediction, or were measured in other conditions.
 
         Properties that the result does not contain are not compared.
         """
-        if self.basis == "predicted":
+        if self.result["recommended"].get("basis") == "predicted":
             warnings.warn(
                 f"{self.name}: its settings are predicted, since there was no time to measure "
                 "them; run autotune again with a larger budget, or on a machine that does less",
                 UserWarning,
                 stacklevel=3,
             )
-        differences = [*self._of_collection(collection, batch_size), *self._of_machine()]
-        searched = (self.strategy or {}).get("name")
-        if searched not in (None, type(strategy).__name__):
-            differences.append(f"{searched}, but it is {type(strategy).__name__} here")
+        here = {
+            "n_cells": count_indexable_rows(collection),
+            "n_vars": getattr(collection, "n_vars", None),
+            "layout": getattr(collection, "layout", None),
+            "batch_size": batch_size,
+        }
+        if here["layout"] is not None:
+            here |= {"dtype": str(collection.dtype), "elements": list(collection.elements)}
+        of, memory = self._measured, psutil.virtual_memory().total / 1e9
+        architecture = of("machine", "platform", "architecture")
+        cores, n_bytes = (
+            of("machine", "cpu", "usable_cores"),
+            of("machine", "memory", "total_bytes"),
+        )
+        measured = n_bytes / 1e9 if isinstance(n_bytes, int | float) else None
+        compared = [
+            (f"{k}={{}}, but it is {{}}", of("dataset", k), each) for k, each in here.items()
+        ]
+        compared += [
+            ("a processor of type {}, but it is {}", architecture, platform.machine()),
+            ("{:g} usable cores, but there are {:g}", cores, usable_cores()),
+            ("{:.3g} GB of memory, but there are {:.3g} GB", measured, memory),
+            ("{}, but it is {}", of("strategy", "name"), type(strategy).__name__),
+        ]
+        differences = [f"{text.format(*both)} here" for text, *both in compared if _differ(*both)]
         if differences:
             warnings.warn(
                 f"{self.name}: was measured with {'; '.join(differences)}; its settings may be "
@@ -157,35 +137,19 @@ class Recommendation:
                 stacklevel=3,
             )
 
-    def _of_collection(self, collection: Any, batch_size: int) -> Iterator[str]:
-        here = {
-            "n_cells": count_indexable_rows(collection),
-            "n_vars": getattr(collection, "n_vars", None),
-            "layout": getattr(collection, "layout", None),
-            "batch_size": batch_size,
-        }
-        if here["layout"] is not None:
-            here["dtype"] = str(collection.dtype)
-            here["elements"] = list(collection.elements)
-        for name, value in here.items():
-            measured = self.dataset.get(name)
-            if measured not in (None, []) and value is not None and measured != value:
-                yield f"{name}={measured}, but it is {value} here"
+    def _measured(self, *names: str) -> Any:
+        """Return a value of the result by the names of its place; None if there is none."""
+        value: Any = self.result
+        for name in names:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
 
-    def _of_machine(self) -> Iterator[str]:
-        def measured(subject: str, name: str) -> Any:
-            of = self.machine.get(subject)
-            return of.get(name) if isinstance(of, dict) else None
 
-        there = measured("platform", "architecture")
-        if isinstance(there, str) and there not in ("unknown", platform.machine()):
-            yield f"a processor of type {there}, but it is {platform.machine()} here"
-        cores, n_bytes = measured("cpu", "usable_cores"), measured("memory", "total_bytes")
-        if _differ(cores, usable_cores()):
-            yield f"{cores:g} usable cores, but there are {usable_cores():g} here"
-        total = psutil.virtual_memory().total
-        if _differ(n_bytes, total):
-            yield f"{n_bytes / 1e9:.3g} GB of memory, but there are {total / 1e9:.3g} GB here"
+def _differ(measured: Any, here: Any) -> bool:
+    """Whether both are known and differ; floats, by more than the memory a system reserves."""
+    if isinstance(here, float):
+        return isinstance(measured, int | float) and not math.isclose(measured, here, rel_tol=0.05)
+    return here is not None and measured not in (None, [], "unknown", here)
 
 
 class Recommending(Protocol):
@@ -207,78 +171,63 @@ def read_recommendation(result: str | os.PathLike[str] | Recommending) -> Recomm
     ParameterError
         ``result`` is neither.
     """
+    content: Any = None
     if isinstance(result, str | os.PathLike):
-        return _recommendation(str(result), _parsed(Path(result)))
-    if not hasattr(result, "to_json"):
+        name = str(result)
+        # Not `Path.is_file`, which fails if the path is too long, as JSON in place of a path is.
+        if not os.path.isfile(name):  # noqa: PTH113
+            msg = f"{name}: no such file; make it with `autotune PATH... --label COLUMN`"
+            raise PathError(msg)
+        with suppress(ValueError, RecursionError):
+            content = json.loads(Path(name).read_text("utf-8"))
+    elif hasattr(result, "to_json"):
+        name, content = "the result", result.to_json()
+    else:
         kind = type(result).__name__
         msg = (
             f"`result` must be the path of an autotune.json or a result, but got one of type {kind}"
         )
         raise ParameterError(msg)
-    return _recommendation("the result", result.to_json())
-
-
-def _parsed(path: Path) -> dict[str, Any]:
-    # Not `Path.is_file`, which fails if the path is too long, as JSON in place of a path is.
-    if not os.path.isfile(path):  # noqa: PTH113
-        msg = f"{path}: no such file; make it with `autotune PATH... --label COLUMN`"
-        raise PathError(msg)
     try:
-        parsed = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict):
-        msg = f"{path}: not a result of autotune (no JSON object); give the file that it wrote"
-        raise FormatError(msg)
-    return parsed
-
-
-def _recommendation(name: str, result: Mapping[str, Any]) -> Recommendation:
-    try:
-        schema, fault = result["schema"], result.get("loader_fault")
-        recommended, dataset = result["recommended"], dict(result["dataset"])
-        batch_size, loader = dataset["batch_size"], dataset.get("loader")
-        if schema != SCHEMA:
-            why = f"has schema {schema!r}, but this cellfeed reads {SCHEMA!r}; run autotune again"
-        elif loader:
+        if not isinstance(content, dict):
+            why = "not a result of autotune (no JSON object); give the file that it wrote"
+        elif content["schema"] != SCHEMA:
+            why = f"has schema {content['schema']!r}, but {SCHEMA!r} is needed; run autotune again"
+        elif loader := content["dataset"].get("loader"):
             why = f"is of {loader}, whose settings do not apply to this loader; run autotune again"
-        elif fault is not None:
-            why = f"recommends nothing, since wrong data were delivered: {fault}"
-        elif recommended is None:
+        elif content.get("loader_fault") is not None:
+            why = f"recommends nothing, since wrong data were delivered: {content['loader_fault']}"
+        elif content["recommended"] is None:
             why = "recommends nothing, since no configuration was feasible; run autotune again"
         else:
-            sizes = recommended["configuration"]
-            machine = result.get("machine")
-            return Recommendation(
-                block_size=sizes["block_size"],
-                fetch_factor=sizes["fetch_factor"],
-                num_workers=sizes["num_workers"],
-                batch_size=batch_size,
-                dataset=dataset,
-                machine=machine if isinstance(machine, dict) else {},
-                name=name,
-                strategy=_strategy(result),
-                prefetch=recommended.get("prefetch"),
-                num_threads=sizes.get("num_threads"),
-                align=sizes.get("align"),
-                basis=recommended.get("basis"),
-            )
+            return Recommendation(name, content, _settings(content))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
-        msg = f"{name}: not a result of autotune ({why}); give the file that it wrote"
-        raise FormatError(msg) from error
-    msg = f"{name}: {why}"
-    raise FormatError(msg)
+        why = f"not a result of autotune ({why}); give the file that it wrote"
+        raise FormatError(f"{name}: {why}") from error
+    raise FormatError(f"{name}: {why}")
 
 
-def _strategy(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    said = result.get("strategy")
-    if said is None:
-        return None
-    parameters, arrays = dict(said["parameters"]), list(said["arrays"])
-    return {"name": str(said["name"]), "parameters": parameters, "arrays": arrays}
+def _settings(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a result, checked; see `Recommendation`.
 
-
-def _differ(measured: Any, here: float) -> bool:
-    """Whether sizes differ by more than the memory that a system reserves."""
-    return isinstance(measured, int | float) and not math.isclose(measured, here, rel_tol=0.05)
+    Raises
+    ------
+    KeyError, TypeError, AttributeError, ParameterError
+        One is missing, is of another kind, or is out of range.
+    """
+    recommended, strategy = result["recommended"], result.get("strategy")
+    sizes = recommended["configuration"]
+    counts = {name: sizes[name] for name in ("block_size", "fetch_factor")}
+    counts["batch_size"] = result["dataset"]["batch_size"]
+    tuned = {"num_threads": sizes.get("num_threads"), "prefetch": recommended.get("prefetch")}
+    for name, value in (counts | {name: tuned[name] or 1 for name in tuned}).items():
+        require_positive(name, value)
+    if require_integer("num_workers", sizes["num_workers"]) < 0:
+        msg = f"`num_workers >= 0` must hold, but got num_workers={sizes['num_workers']}"
+        raise ParameterError(msg)
+    if strategy is not None:
+        kinds = {"name": str, "parameters": dict, "arrays": list}
+        strategy = {name: kind(strategy[name]) for name, kind in kinds.items()}
+    others = {"align": sizes.get("align"), "strategy": strategy}
+    return counts | tuned | others | {"num_workers": sizes["num_workers"]}

@@ -17,7 +17,7 @@ from cellfeed.sampling._base import (
     sorted_with,
 )
 from cellfeed.sampling._labels import Codes, codes_of_columns, label_codes, not_bound
-from cellfeed.sampling._masses import CellWeights, masses_of
+from cellfeed.sampling._masses import CellMasses, masses_of
 from cellfeed.sampling._permutation import (
     Permutation,
     derive_key,
@@ -28,9 +28,9 @@ from cellfeed.sampling._permutation import (
 from cellfeed.sampling._weighted import (
     SystematicDraws,
     checked_weights,
+    of_cells,
     require_length,
     require_some,
-    rows_of,
 )
 
 Leftover = Literal["drop", "pad", "smaller"]
@@ -204,7 +204,7 @@ class GroupedSampling(SamplingStrategy):
 
     def _groups_of(self, codes: Codes) -> "_Groups":
         rows = np.arange(codes.size) if self.indices is None else np.asarray(self.indices)
-        codes = _of_cells(codes, self.indices, "labels")
+        codes = of_cells(codes, self.indices, "labels")
         members = _by_code(codes)[np.count_nonzero(codes < 0) :]
         if not members.size:
             msg = (
@@ -251,13 +251,13 @@ class GroupedSampling(SamplingStrategy):
         if _is_equal(self.weights):
             weights: NDArray[np.float64] = np.ones(n_sets.size)
         else:
-            of_cells = _of_cells(np.asarray(self.weights), self.indices, "weights")
-            require_length("weights", of_cells.size, None, codes.size)
+            given = of_cells(np.asarray(self.weights), self.indices, "weights")
+            require_length("weights", given.size, None, codes.size)
             is_member = codes >= 0
-            sums = np.bincount(codes[is_member], of_cells[is_member], n_sets.size)
+            sums = np.bincount(codes[is_member], given[is_member], n_sets.size)
             weights = sums.astype(np.float64)
         weights[n_sets == 0] = 0
-        require_some(CellWeights(weights), "weights")
+        require_some(weights, "weights")
         return weights
 
     def _known_groups(self) -> "_Groups":
@@ -265,12 +265,6 @@ class GroupedSampling(SamplingStrategy):
         if groups is None:
             raise not_bound(self.labels)
         return groups
-
-
-def _of_cells(values: NDArray[Any], indices: ArrayLike | None, name: str) -> NDArray[Any]:
-    """Return the values of the cells to visit, given those of all rows or of these cells."""
-    rows = rows_of(indices, values.size, name)
-    return values if rows is None else values[rows]
 
 
 def _by_code(codes: Codes) -> NDArray[np.intp]:
@@ -324,9 +318,8 @@ class _Groups(NamedTuple):
 
 def _drawn(weights: NDArray[np.float64], n: int, key: int) -> Integers:
     """Return how often each group is drawn: its expected number, rounded up or down."""
-    masses = masses_of(CellWeights(weights))
-    draws = SystematicDraws(masses=masses, n=n, block_size=1, key=key)
-    return np.diff(draws.numbers_from(masses.bounds()))
+    masses = CellMasses(masses_of(weights))
+    return SystematicDraws(masses=masses, n=n, block_size=1, key=key).counts(masses.bounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 from dataclasses import replace as changed
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from cellfeed.sampling._base import (
 )
 from cellfeed.sampling._block_shuffling import shuffled_blocks
 from cellfeed.sampling._labels import codes_of_columns, label_codes, not_bound
-from cellfeed.sampling._masses import CellWeights, EvenMasses, Masses, capped_masses, masses_of
+from cellfeed.sampling._masses import CellMasses, EvenMasses, Masses, capped_masses, masses_of
 from cellfeed.sampling._permutation import derive_key, random_below, random_words
 
 # Systematic sampling: a fixed number of draws, each cell in proportion to its weight.
@@ -74,79 +75,47 @@ class SystematicDraws:
         draws
             Numbers of draws in their rounds, values in [0, n), shape (n,).
         """
-        points = _Points.of(self, rounds)
-        natural = points.at(draws)
-        stretch_size = min(self.block_size, self.n) * points.step
-        stretches = self.masses.locate(natural).starts // stretch_size
+        points, step = self._points(rounds, draws), self.masses.total // self.n
+        size = min(self.block_size, self.n) * step
+        # A stretch has the cells that begin in it.
+        stretches = self.masses.starts(self.masses.at(points)) // size
         distinct, place = np.unique(stretches, return_inverse=True)
-        # Stretches begin with the first cell that begins in them.
-        starts = self._cuts(distinct * stretch_size)[place]
-        ends = self._cuts((distinct + 1) * stretch_size)[place]
-        spacing = self.masses.largest(starts, ends)
-        sizes = ends - starts
-        is_moved = spacing <= sizes // -(-sizes // points.step)
+        first, end = (self._first_from(each * size) for each in (distinct, distinct + 1))
+        starts, ends = self.masses.starts(first), self.masses.starts(end)
+        sizes, spacing = ends - starts, self.masses.largest(first, end)
+        is_moved = (spacing <= sizes // -(-sizes // step))[place]
+        starts, sizes, spacing = starts[place], sizes[place], spacing[place]
         words = random_words(derive_key(self.key, _OFFSET, 0), rounds)
         words = random_words(derive_key(self.key, _OFFSET, 1), words + stretches.astype(np.uint64))
         offsets = (words >> np.uint64(11)) * 2.0**-53 * sizes
-        offset = np.minimum(offsets.astype(np.int64), sizes - 1)
-        numbers = draws - points.first_from(starts)
-        spacing = np.where(is_moved, spacing, 0)
-        moved = starts + (offset + numbers * spacing) % sizes
-        return self.masses.locate(np.where(is_moved, moved, natural)).cells
+        moved = np.minimum(offsets.astype(np.int64), sizes - 1)
+        moved += np.where(is_moved, (points - starts) // step * spacing, 0)
+        return self.masses.at(np.where(is_moved, starts + moved % sizes, points))
 
-    def numbers_from(self, starts: Integers) -> Integers:
-        """Return how many points of the first round are before each place on the line."""
-        return _Points.of(self, np.zeros_like(starts)).first_from(starts)
-
-    def _cuts(self, points: Integers) -> Integers:
-        """Return, for each point, the start of the first cell that does not begin before it."""
-        ends = self.masses.locate(np.clip(points, 1, self.masses.total) - 1).ends
-        return np.where(points > 0, ends, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Points:
-    """Equidistant points on a circle, numbered from its beginning, in each of several rounds.
-
-    Parameters
-    ----------
-    step
-        Distance between neighbouring points.
-    extra
-        Additional length of one distance, since the circle is not a multiple of the step.
-    firsts
-        The first point of each round, less ``extra`` if the longer distance comes before it.
-    at_extra
-        Number of the point in each round that follows the longer distance.
-    """
-
-    step: int
-    extra: int
-    firsts: Integers
-    at_extra: Integers
-
-    @classmethod
-    def of(cls, draws: SystematicDraws, rounds: Integers) -> "_Points":
-        total, n = draws.masses.total, draws.n
-        step, extra = divmod(total, n)
+    def _points(self, rounds: Integers, draws: Integers) -> Integers:
+        """Return the points on the line, which ascend with the number of the draw."""
+        step, extra = divmod(self.masses.total, self.n)
         distinct, place = np.unique(rounds, return_inverse=True)
-        firsts, at_extra = np.empty_like(distinct), np.empty_like(distinct)
-        for number, each in enumerate(distinct.tolist()):
-            start = random_below(derive_key(draws.key, _START, each), total)
-            n_from_start = min(n, -(-(total - start) // step))
-            firsts[number] = start + n_from_start * step - total
-            at_extra[number] = n - n_from_start
-        return cls(step, extra, firsts[place], at_extra[place])
+        starts = np.array([self._start(each) for each in distinct.tolist()], np.int64)[place]
+        n_behind = np.minimum(self.n, (self.masses.total - 1 - starts) // step + 1)
+        numbers = draws + n_behind - self.n  # from the start, which a longer distance precedes
+        return starts + numbers * step - extra * (numbers < 0)
 
-    def at(self, numbers: Integers) -> Integers:
-        """Return the points with the given numbers, one per round."""
-        return self.firsts + numbers * self.step + self.extra * (numbers >= self.at_extra)
+    def counts(self, starts: Integers) -> Integers:
+        """Return how many points of round 0 are between each two of the given places."""
+        step, extra = divmod(self.masses.total, self.n)
+        behind, before = (
+            -((start - starts) // step) for start in (self._start(0), self._start(0) - extra)
+        )
+        return np.diff(np.clip(behind, 0, self.n) + np.minimum(before, 0))
 
-    def first_from(self, starts: Integers) -> Integers:
-        """Return the number of the first point that is not before each start."""
-        before = -((self.firsts - starts) // self.step)
-        behind = -((self.firsts + self.extra - starts) // self.step)
-        return np.where(before < self.at_extra, before, np.maximum(behind, self.at_extra))
+    def _start(self, number: int) -> int:
+        return random_below(derive_key(self.key, _START, number), self.masses.total)
+
+    def _first_from(self, points: Integers) -> Integers:
+        """Return the first cell that does not begin before each point."""
+        cells = self.masses.at(np.clip(points, 1, self.masses.total) - 1) + 1
+        return np.where(points > 0, cells, 0)
 
 
 # Purposes of the random streams of one epoch.
@@ -157,7 +126,7 @@ _MOST_DRAWS = 1 << 40  # so that weights have 20 bits each
 class WeightedBlocks(SamplingStrategy):
     """Base class of strategies that draw cells by weight.
 
-    Subclasses call `_prepare_sizes`, and then `_prepare_masses`, in ``__post_init__``.
+    In ``__post_init__``, subclasses call `_check_sizes`, and then sum the weights in `_masses`.
     """
 
     block_size: int
@@ -165,17 +134,19 @@ class WeightedBlocks(SamplingStrategy):
     total_size: int | None
     replace: bool
     sampling_size: int | None
-    # Of all rounds but the last, and of the last, which may be smaller; None without weights.
-    _masses: tuple[Masses, Masses] | None
+
+    @abstractmethod
+    def _weights_of_cells(self) -> NDArray[np.floating] | None:
+        """Return the weight of each cell; None for equal weights."""
+
+    @abstractmethod
+    def _require_length(self, n_rows: int) -> None:
+        """Check that the number of weights fits a collection of ``n_rows`` rows."""
 
     @property
     def shuffles_fetch(self) -> bool:
         """Always true: blocks are mixed in memory."""
         return True
-
-    @abstractmethod
-    def _require_length(self, n_rows: int) -> None:
-        """Check that the number of weights fits a collection of ``n_rows`` rows."""
 
     def n_positions(self, n_rows: int) -> int:
         """Return the number of cells that an epoch draws."""
@@ -187,31 +158,48 @@ class WeightedBlocks(SamplingStrategy):
     def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
         """Return the draws of one epoch, without memory that grows with rows."""
         n_draws = self.n_positions(n_rows)
-        even = EvenMasses(n_available(self.indices, n_rows))
-        whole, last = self._masses or (even, even)
+        masses = self._masses or EvenMasses(n_available(self.indices, n_rows))
         size = min(self.sampling_size or n_draws, n_draws)
         n_whole, n_of_last = divmod(n_draws, size)
-        in_round = self._draws(whole, size, derive_key(epoch_key, _ROUNDS))
-        in_last = self._draws(last, n_of_last or size, derive_key(epoch_key, _LAST_ROUND))
+        whole, last = (
+            SystematicDraws(
+                masses=masses, n=n, block_size=self.block_size, key=derive_key(epoch_key, purpose)
+            )
+            for n, purpose in ((size, _ROUNDS), (n_of_last or size, _LAST_ROUND))
+        )
         blocks = shuffled_blocks(n_draws, self.block_size, derive_key(epoch_key, _BLOCKS))
 
         def cells_at(positions: NDArray[np.int64], /) -> NDArray[np.int64]:
             rounds, draws = np.divmod(blocks(positions.ravel()), size)
-            is_whole = rounds < n_whole
-            if is_whole.all():
-                return in_round.cells(rounds, draws).reshape(positions.shape)
             cells = np.empty_like(draws)
-            for drawn, of_it in ((in_round, is_whole), (in_last, ~is_whole)):
-                cells[of_it] = drawn.cells(rounds[of_it], draws[of_it])
+            for drawn, of_it in ((whole, rounds < n_whole), (last, rounds == n_whole)):
+                if of_it.any():
+                    cells[of_it] = drawn.cells(rounds[of_it], draws[of_it])
             return cells.reshape(positions.shape)
 
         return among(self.indices, cells_at)
 
-    def _draws(self, masses: Masses, n: int, key: int) -> SystematicDraws:
-        return SystematicDraws(masses=masses, n=n, block_size=self.block_size, key=key)
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the parameters, from which other processes sum the weights again."""
+        return {name: value for name, value in vars(self).items() if name != "_masses"}
 
-    def _prepare_sizes(self) -> None:
-        """Check the sizes."""
+    @cached_property
+    def _masses(self) -> CellMasses | None:
+        """The cells of a round by weight; None for equal weights."""
+        rows = np.asarray([] if self.indices is None else self.indices)
+        twice = rows[1:][rows[1:] == rows[:-1]]
+        if twice.size and not self.replace:
+            msg = f"`indices` must differ without replacement, but {twice[0]} comes more than once"
+            raise ParameterError(msg)
+        weights = self._weights_of_cells()
+        if weights is None:
+            return None
+        self._require_enough(int(np.count_nonzero(weights)))
+        n = self.total_size or weights.size
+        n = min(self.sampling_size or n, n)
+        return CellMasses(masses_of(weights) if self.replace else capped_masses(weights, n))
+
+    def _check_sizes(self) -> None:
         object.__setattr__(self, "block_size", require_positive("block_size", self.block_size))
         for name in ("total_size", "sampling_size"):
             if getattr(self, name) is not None:
@@ -232,28 +220,12 @@ class WeightedBlocks(SamplingStrategy):
             )
             raise ParameterError(msg)
 
-    def _prepare_masses(self, weights: CellWeights | None) -> None:
-        """Sum the weights, at least one of which is above 0."""
-        masses: tuple[Masses, Masses] | None = None
-        if weights is not None and self.replace:
-            masses = (masses_of(weights),) * 2
-        elif weights is not None:
-            n_positive = weights.n_positive()
-            self._require_enough(n_positive)
-            n_draws = self.total_size or weights.n
-            size = min(self.sampling_size or n_draws, n_draws)
-            whole = capped_masses(weights, size)
-            rest = n_draws % size
-            masses = whole, capped_masses(weights, rest) if rest else whole
-        object.__setattr__(self, "_masses", masses)
-
     def _require_enough(self, n: int) -> None:
         """Check that there are enough cells to draw none of them twice in a round."""
-        if self.replace:
-            return
         given = {name: getattr(self, name) for name in ("total_size", "sampling_size")}
-        size, name = min((size, name) for name, size in given.items() if size is not None)
-        if size > n:
+        sizes = [(size, name) for name, size in given.items() if size is not None]
+        if not self.replace and min(sizes)[0] > n:
+            size, name = min(sizes)
             msg = (
                 f"`{name} <= {n}` (cells with a weight above 0) must hold without replacement, "
                 f"but got {name}={size}"
@@ -295,7 +267,8 @@ class BlockWeightedSampling(WeightedBlocks):
         ``sampling_size``.
     sampling_size
         Without replacement, an epoch consists of rounds of ``sampling_size`` draws, in each of
-        which no cell comes twice; the last round may be shorter. One round if None.
+        which no cell comes twice. The last round may be shorter: all cells are then less likely, in
+        the same proportions. One round if None.
 
     Raises
     ------
@@ -304,9 +277,9 @@ class BlockWeightedSampling(WeightedBlocks):
 
     Notes
     -----
-    Weights take 8 bytes a row (4 if they are float32), and their sums, computed once, another
-    eighth of a byte. The sums are of integers, and so exact in any order: weights are rounded to
-    2^-61 of their sum.
+    Weights take 8 bytes a row (4 if they are float32), and their cumulative sum another 8, for the
+    rows to draw from; each process computes it once, unless it is forked. The sum is of integers,
+    and so exact: weights are rounded to 2^-60 of it.
 
     Examples
     --------
@@ -325,17 +298,18 @@ class BlockWeightedSampling(WeightedBlocks):
 
     def __post_init__(self) -> None:
         """Check the parameters; sum the weights."""
-        self._prepare_sizes()
+        self._check_sizes()
         weights = None if self.weights is None else checked_weights(self.weights)
         if weights is not None:
             weights = sorted_with(self.indices, weights)
         object.__setattr__(self, "indices", sorted_indices(self.indices))
         object.__setattr__(self, "weights", weights)
-        if weights is None:
-            self._prepare_masses(None)
-            return
-        rows = rows_of(self.indices, weights.size, "weights")
-        self._prepare_masses(require_some(CellWeights(weights, indices=rows), "weights"))
+        _ = self._masses
+
+    def _weights_of_cells(self) -> NDArray[np.floating] | None:
+        if self.weights is None:
+            return None
+        return require_some(of_cells(np.asarray(self.weights), self.indices, "weights"), "weights")
 
     def _require_length(self, n_rows: int) -> None:
         if self.weights is not None:
@@ -372,42 +346,42 @@ def checked_weights(weights: ArrayLike) -> NDArray[np.floating]:
     return values
 
 
-def require_some(weights: CellWeights, name: str) -> CellWeights:
-    """Check that at least one cell can be drawn.
+def require_some(weights: NDArray[np.floating], name: str) -> NDArray[np.floating]:
+    """Return weights, at least one of which must be above 0.
 
     Raises
     ------
     ParameterError
-        No weight is above 0.
+        None is.
     """
-    if weights.largest() <= 0:
+    if weights.max() <= 0:
         what = "weight above 0" if name == "weights" else "label"
         msg = (
-            f"`{name}` leave nothing to draw, since none of {weights.n:,} cells has a {what}; "
+            f"`{name}` leave nothing to draw, since none of {weights.size:,} cells has a {what}; "
             "give some"
         )
         raise ParameterError(msg)
     return weights
 
 
-def rows_of(indices: ArrayLike | None, n: int, name: str) -> NDArray[np.int64] | None:
-    """Return the positions of the cells' values among ``n`` values; None for all, in order.
+def of_cells(values: NDArray[Any], indices: ArrayLike | None, name: str) -> NDArray[Any]:
+    """Return the values of the cells to visit, given those of all rows or of these cells.
 
     Raises
     ------
     ParameterError
         There are fewer values than the largest index requires.
     """
-    if indices is None or np.size(indices) == n:
-        return None
+    if indices is None or np.size(indices) == values.size:
+        return values
     rows: NDArray[np.int64] = np.asarray(indices)
-    if rows[-1] >= n:
+    if rows[-1] >= values.size:
         msg = (
             f"`{name}` must have one value for each row of the collection, or for each of "
-            f"`indices` ({rows.size:,}), but got {n:,} and an index {rows[-1]:,}"
+            f"`indices` ({rows.size:,}), but got {values.size:,} and an index {rows[-1]:,}"
         )
         raise ParameterError(msg)
-    return rows
+    return values[rows]
 
 
 def require_length(name: str, n: int, indices: ArrayLike | None, n_rows: int) -> None:
@@ -463,8 +437,8 @@ class ClassBalancedSampling(WeightedBlocks):
 
     Notes
     -----
-    Labels take the memory of their codes, an eighth of the memory of weights if there are few
-    classes.
+    Labels take the memory of their codes, 1 byte a row if there are few classes, and the cumulative
+    sum of weights another 8, for the rows to draw from.
 
     Examples
     --------
@@ -482,18 +456,13 @@ class ClassBalancedSampling(WeightedBlocks):
 
     def __post_init__(self) -> None:
         """Check the parameters; count the classes."""
-        self._prepare_sizes()
-        if isinstance(self.labels, str):
-            object.__setattr__(self, "indices", sorted_indices(self.indices))
-            self._prepare_masses(None)
-            return
-        codes = sorted_with(self.indices, label_codes(self.labels))
+        self._check_sizes()
+        codes = self.labels
+        if not isinstance(codes, str):
+            codes = sorted_with(self.indices, label_codes(codes))
         object.__setattr__(self, "indices", sorted_indices(self.indices))
         object.__setattr__(self, "labels", codes)
-        rows = rows_of(self.indices, codes.size, "labels")
-        of_cells = codes if rows is None else codes[rows]
-        weights = CellWeights(_class_weights(of_cells, int(codes.max())), codes, rows)
-        self._prepare_masses(require_some(weights, "labels"))
+        _ = self._masses
 
     def bound_to(self, collection: Any) -> "ClassBalancedSampling":
         """Return the strategy with the labels of the obs column that ``labels`` names."""
@@ -507,15 +476,14 @@ class ClassBalancedSampling(WeightedBlocks):
             raise not_bound(self.labels)
         return super().epoch_order(n_rows=n_rows, epoch_key=epoch_key)
 
+    def _weights_of_cells(self) -> NDArray[np.floating] | None:
+        if isinstance(self.labels, str):
+            return None
+        codes = of_cells(np.asarray(self.labels), self.indices, "labels")
+        counts = np.append(np.bincount(codes[codes >= 0]), 0)  # the last one is of no class
+        weights = np.divide(1.0, counts, out=np.zeros(counts.size), where=counts > 0)
+        return require_some(weights[codes], "labels")
+
     def _require_length(self, n_rows: int) -> None:
         if not isinstance(self.labels, str):
             require_length("labels", np.size(self.labels), self.indices, n_rows)
-
-
-def _class_weights(codes: NDArray[np.signedinteger[Any]], largest: int) -> NDArray[np.float64]:
-    """Return the weight of a cell of each class up to the largest, and 0 for cells without one."""
-    known = codes[codes >= 0] if codes.min() < 0 else codes
-    counts = np.bincount(known, minlength=largest + 1)
-    weights = np.zeros(counts.size + 1)
-    np.divide(1.0, counts, out=weights[:-1], where=counts > 0)
-    return weights

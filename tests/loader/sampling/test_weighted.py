@@ -159,6 +159,14 @@ class TestWithoutReplacement:
         assert counts.sum() == total
         assert counts.max() <= -(-total // size)
 
+    def test_a_shorter_round_has_the_proportions_of_the_others(self):
+        strategy = BlockWeightedSampling(
+            1, weights=[1, 1, 1, 9], total_size=3, replace=False, sampling_size=2
+        )
+        counts = totals_of(strategy, 4, 400)
+        # A third and 1 in the first round, half as much in the second.
+        assert abs(counts - 400 * 1.5 * np.array([1 / 3, 1 / 3, 1 / 3, 1])).max() < 50
+
     def test_rounds_are_as_long_as_the_collection_together(self):
         strategy = BlockWeightedSampling(4, weights=[1, 2, 3, 4], replace=False, sampling_size=2)
         assert strategy.n_positions(4) == 4
