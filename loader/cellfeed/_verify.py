@@ -233,7 +233,7 @@ class _Verification:
         self.n_arrays += 1
         n_bytes = 0
         with suppress(OSError, RuntimeError):  # reading will find out why
-            n_bytes = self.file.stored_bytes(name)
+            n_bytes = self.file.stored_bytes(name) or 0
         self.n_bytes += n_bytes
         if n_bytes and self._attempt(name, self.file.has_checksums, name) is False:
             self.without_checksums.append(name)
@@ -299,7 +299,7 @@ class _Reader:
         self._is_single = not stored.shape  # or empty
         self.n_rows, *row_shape = stored.shape or (1,)
         row_bytes = max(_TEXT_BYTES, stored.dtype.itemsize) * max(1, math.prod(row_shape))
-        n_rows = max(1, _PIECE_BYTES // row_bytes)  # read together
+        n_rows: int = max(1, _PIECE_BYTES // row_bytes)  # read together
         self.step = n_rows if self._is_single or not stored.chunks else stored.chunks[0]
         self.n_steps = max(1, n_rows // self.step)
 
