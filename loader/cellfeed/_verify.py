@@ -297,8 +297,9 @@ class _Reader:
         is_text = isinstance(stored, h5py.Dataset) and h5py.check_string_dtype(stored.dtype)
         self._stored = stored.asstr() if is_text else stored
         self._is_single = not stored.shape  # or empty
-        self.n_rows, *row_shape = stored.shape or (1,)
-        row_bytes = max(_TEXT_BYTES, stored.dtype.itemsize) * max(1, math.prod(row_shape))
+        shape: tuple[int, ...] = stored.shape or (1,)
+        self.n_rows = shape[0]
+        row_bytes = max(_TEXT_BYTES, stored.dtype.itemsize) * max(1, math.prod(shape[1:]))
         n_rows: int = max(1, _PIECE_BYTES // row_bytes)  # read together
         self.step = n_rows if self._is_single or not stored.chunks else stored.chunks[0]
         self.n_steps = max(1, n_rows // self.step)
