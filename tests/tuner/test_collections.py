@@ -428,7 +428,7 @@ class TestAlignedBlocks:
     def test_training_takes_them(self, tuned, collection):
         dataset, seen = trained(collection, tuned[0])
         chosen = tuned[0].recommended.configuration
-        assert dataset.num_threads == chosen["num_threads"]
+        assert dataset.read_options.num_threads == chosen["num_threads"]
         is_aligned = getattr(dataset.strategy, "align", None) is not None
         assert is_aligned == (chosen["align"] == "chunks")
         assert np.array_equal(np.sort(seen), np.arange(len(collection)))

@@ -120,7 +120,7 @@ def test_it_names_the_server_and_what_it_cannot_know(tuned):
     depths = [each.prefetch for each in result.prefetch_results]
     assert depths == [1, 2, 4, 8, 16][: len(depths)]
     assert result.recommended is not None
-    assert made.prefetch == result.recommended.prefetch
+    assert made.read_options.prefetch == result.recommended.prefetch
     if result.recommended.prefetch is not None:
         assert result.recommended.prefetch in depths
         assert f"prefetch {result.recommended.prefetch}" in result.recommended.settings

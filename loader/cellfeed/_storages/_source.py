@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -39,35 +38,22 @@ _LOCK = "_lock_of_reading"
 
 
 class _SourceLock:
-    """A lock of one process: a forked process, or one that unpickles it, has its own."""
+    """A lock of each process: a thread that holds it is not in a fork."""
 
     def __init__(self) -> None:
-        self.renew()
-        _locks.add(self)
+        self._of_process = dict[int, Any]()
 
-    def renew(self) -> None:
-        """Replace the lock, which a thread of the parent held."""
-        self._lock = threading.RLock()
+    def _lock(self) -> Any:
+        return self._of_process.setdefault(os.getpid(), threading.RLock())
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        self._lock().acquire()
 
     def __exit__(self, *exception: object) -> None:
-        self._lock.release()
+        self._lock().release()
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()
-
-
-_locks = weakref.WeakSet[_SourceLock]()
-
-
-def _enter_process() -> None:
-    for lock in list(_locks):
-        lock.renew()
-
-
-os.register_at_fork(after_in_child=_enter_process)
 
 
 class Source(ABC):

@@ -186,11 +186,6 @@ class WeightedBlocks(SamplingStrategy):
     @cached_property
     def _masses(self) -> CellMasses | None:
         """The cells of a round by weight; None for equal weights."""
-        rows = np.asarray([] if self.indices is None else self.indices)
-        twice = rows[1:][rows[1:] == rows[:-1]]
-        if twice.size and not self.replace:
-            msg = f"`indices` must differ without replacement, but {twice[0]} comes more than once"
-            raise ParameterError(msg)
         weights = self._weights_of_cells()
         if weights is None:
             return None

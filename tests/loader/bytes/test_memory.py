@@ -150,6 +150,9 @@ TELL_MEMORY = """
     from pathlib import Path
     import numpy as np
     from cellfeed import BlockShuffling, CellDataset, open_collection
+    from cellfeed._bytes import _location
+
+    _location._SETTLED_NS = -1
 
     def anonymous_bytes():
         told = Path("/proc/self/smaps_rollup").read_text()
@@ -173,6 +176,7 @@ TELL_MEMORY = """
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells of memory")
 def test_memory_of_a_process_does_not_grow_with_cells(tmp_path, monkeypatch):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path / "cache"))
+    settle(monkeypatch)
     small, large = (write_rows(tmp_path / f"{n}.h5ad", n) for n in (200_000, 4 << 20))
     open_collection(large).load_tables()  # the first opening, in another process
     told = warm.output_of("-c", textwrap.dedent(TELL_MEMORY), small, large)

@@ -265,7 +265,9 @@ def test_damaged_columns(write_h5ad, replace, damage):
         {"column": pd.Categorical(["T", "B", "T"]), "other": np.arange(3.0)},
         edit=lambda file: damage(file, replace),
     )
-    with pytest.raises(FormatError, match=rf"^{path}: `?obs`? .*; (the file is|write the file)"):
+    with pytest.raises(
+        FormatError, match=rf"^{path}: `?obs.* .*; (the file is|write the file|copy or download it)"
+    ):
         open_collection(path, obs=["column", "other"])
 
 

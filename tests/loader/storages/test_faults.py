@@ -163,11 +163,14 @@ class TestChunks:
     def test_on_a_disk_that_fails(self, write, tmp_path, filter_):
         path = write("X", filter_=filter_)
         collection = open_collection(path)
-        (descriptor,) = (
+        collection[:1]
+        opened = [
             file.fd for file in psutil.Process().open_files() if Path(file.path) == path.resolve()
-        )
+        ]
+        assert opened
         with (tmp_path / "other").open("wb") as unreadable:
-            os.dup2(unreadable.fileno(), descriptor)  # `pread` fails with EBADF, as with EIO
+            for descriptor in opened:  # `pread` fails with EBADF, as with EIO
+                os.dup2(unreadable.fileno(), descriptor)
         with pytest.raises(FormatError, match=rf"(?s)^{path}: `X`.* cannot be read.*; .*copy"):
             collection[:]
 

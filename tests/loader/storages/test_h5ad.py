@@ -365,9 +365,12 @@ class TestNames:
         # The same genes at the same places need no names.
         assert np.array_equal(read_all(paths), np.concatenate([COUNTS, COUNTS]))
         said = rf"^{paths[0]}: 1 gene has no name, but genes are matched by name; write the file"
-        for options in ({"genes": ["gene3"]}, {"join_vars": "inner"}):
-            with pytest.raises(MismatchError, match=said):
-                open_collection([paths[0], write_h5ad(COUNTS)], **options)
+        both = [paths[0], write_h5ad(COUNTS)]
+        with pytest.raises(MismatchError, match=said):
+            open_collection(both, join_vars="inner")
+        # Nor does it matter where it is not chosen.
+        chosen = open_collection(both, genes=["gene3"])
+        assert np.array_equal(chosen[:].X, np.concatenate([COUNTS, COUNTS])[:, [3]])
 
 
 class TestFramesOfObsm:

@@ -238,7 +238,7 @@ def test_rows_that_are_of_no_known_cell_are_refused(tmp_path, obsmap):
         del file["obsmap/rna"]
         if obsmap is not None:
             file["obsmap/rna"] = np.array(obsmap, np.uint32)
-    said = f"^{path}: .*`obsmap/rna`.*; write the file again with m"
+    said = f"^{path}: .*`obsmap/rna`.*write (the file|it) again"
     with pytest.raises(FormatError, match=said):
         open_collection(path, elements=["mod/rna/X"])
 

@@ -246,6 +246,8 @@ def absent_chunks(dataset: h5py.Dataset) -> int:
 def broken_link(group: h5py.Group, name: str) -> h5py.ExternalLink | h5py.SoftLink | None:
     """Return the first link of a path that leads to nothing; None if the path just ends."""
     for part in filter(None, name.split("/")):
+        if not isinstance(group, h5py.Group):
+            return None
         link = group.get(part, getlink=True)
         try:
             group = group[part]
