@@ -663,7 +663,7 @@ class HuggingFaceSource(Source):
         schema, types = self._table().schema, arrow.types
         tests = (
             types.is_integer, types.is_floating, types.is_boolean, types.is_string,
-            types.is_large_string, types.is_dictionary,
+            types.is_large_string, types.is_dictionary, types.is_null,
         )  # fmt: skip
         return [each.name for each in schema if any(test(each.type) for test in tests)]
 

@@ -361,4 +361,6 @@ def to_frame(table: Any) -> pd.DataFrame:
                 frame[name] = nullable.__from_arrow__(column)
         elif str(column.type) == "bool" and column.null_count == len(column):
             frame[name] = pd.Categorical(frame[name], [False, True])
+        elif str(column.type) == "null":  # no row has a value
+            frame[name] = pd.Categorical(frame[name])
     return frame
