@@ -80,8 +80,19 @@ def require_seed(value: Any) -> int:
     ParameterError
         It is negative or not an integer.
     """
-    if require_integer("seed", value) < 0:
-        msg = f"`seed >= 0` must hold, but got seed={value!r}"
+    return require_not_negative("seed", value)
+
+
+def require_not_negative(name: str, value: Any) -> int:
+    """Return ``value`` as a Python integer that is zero or above.
+
+    Raises
+    ------
+    ParameterError
+        ``value`` is negative or not an integer.
+    """
+    if require_integer(name, value) < 0:
+        msg = f"`{name} >= 0` must hold, but got {name}={value!r}"
         raise ParameterError(msg)
     return int(value)
 

@@ -24,7 +24,7 @@ from cellfeed_tuner._measuring._delivery import compare_with_files
 from cellfeed_tuner._measuring._measurement import Measurement, measure_with
 from cellfeed_tuner._measuring._page_cache import CacheState
 from cellfeed_tuner._measuring._process import Measures, MeasuringError
-from cellfeed_tuner._measuring._timing import MakeDataset, TimingRequest
+from cellfeed_tuner._measuring._timing import MakeDataset, TimingRequest, own_read_options
 from cellfeed_tuner._mixing import AsDelivered, Mixing
 from cellfeed_tuner._ranks import Ranks, Scaling
 from cellfeed_tuner._request import Request
@@ -466,8 +466,7 @@ class Run:
             memory_bytes=memory_bytes,
         )
         # A `make_dataset` with a depth of its own has chosen it.
-        own = getattr(self._search.measurements.make_dataset, "keywords", {}).get("read_options")
-        if own is None or own.prefetch is None:
+        if own_read_options(self._search.measurements.make_dataset).prefetch is None:
             depth_search.run(depths)
         self._prefetch_results, best = depth_search.results(), depth_search.best()
         if best is not None:

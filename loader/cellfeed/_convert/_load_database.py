@@ -30,8 +30,8 @@ from cellfeed._errors import (
     FormatError,
     ParameterError,
     one_line,
-    require_integer,
     require_list,
+    require_not_negative,
 )
 from cellfeed._rows import Cells
 from cellfeed._storages import AnnDataObjectSource, Source
@@ -544,9 +544,7 @@ def load_database(
     >>> load_database("plates", "postgresql://me@host/cells", "plates")  # doctest: +SKIP
     """
     start = time.perf_counter()
-    if require_integer("num_workers", num_workers) < 0:
-        msg = f"`num_workers >= 0` must hold, but got {num_workers=}"
-        raise ParameterError(msg)
+    require_not_negative("num_workers", num_workers)
     location = Location.of(url, database_options)
     if location.scheme not in ("postgresql", "postgres"):
         msg = f"{location.shown}: is not a database; give postgresql://user@host/database"

@@ -17,7 +17,7 @@ from cellfeed._dataset import _workers
 from cellfeed._dataset._iteration import Iteration, wait_for_dropped
 from cellfeed._dataset._run import Beginning
 from cellfeed._decode import Counter
-from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, require_integer
+from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, require_not_negative
 from cellfeed._torch import DataLoader, default_convert, require_torch, torch
 from cellfeed.interrupts import interrupts_held
 
@@ -440,9 +440,7 @@ def loader_over(
         ``num_workers`` is negative or not an integer, or an option belongs to the dataset.
     """
     require_torch("`loader`")
-    if require_integer("num_workers", num_workers) < 0:
-        msg = f"`num_workers >= 0` must hold, but got num_workers={num_workers}"
-        raise ParameterError(msg)
+    require_not_negative("num_workers", num_workers)
     for name in options:
         if name in _NOT_TAKEN:
             msg = f"`{name}` of `loader` {_NOT_TAKEN[name]}"

@@ -21,7 +21,7 @@ from cellfeed._errors import (
     ParameterError,
     PathError,
     one_line,
-    require_integer,
+    require_not_negative,
     require_positive,
 )
 from cellfeed.machine import usable_cores
@@ -223,9 +223,7 @@ def _settings(result: Mapping[str, Any]) -> dict[str, Any]:
     tuned = {"num_threads": sizes.get("num_threads"), "prefetch": recommended.get("prefetch")}
     for name, value in (counts | {name: tuned[name] or 1 for name in tuned}).items():
         require_positive(name, value)
-    if require_integer("num_workers", sizes["num_workers"]) < 0:
-        msg = f"`num_workers >= 0` must hold, but got num_workers={sizes['num_workers']}"
-        raise ParameterError(msg)
+    require_not_negative("num_workers", sizes["num_workers"])
     if strategy is not None:
         kinds = {"name": str, "parameters": dict, "arrays": list}
         strategy = {name: kind(strategy[name]) for name, kind in kinds.items()}

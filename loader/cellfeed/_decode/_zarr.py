@@ -172,10 +172,9 @@ def zarr_codec(metadata: Mapping[str, Any]) -> str:
     if metadata["zarr_format"] == 2:  # noqa: PLR2004 - of the format
         compressor = metadata["compressor"]
         return "none" if compressor is None else str(compressor["id"])
-    codecs, sharded = metadata["codecs"], []
-    if codecs[0]["name"] == _SHARDING:
-        codecs, sharded = _options(codecs[0])["codecs"], ["sharded"]
+    codecs = _codecs_of_chunks(metadata)
     names = [_name(codec) for codec in codecs if codec["name"] not in _NO_CODECS]
+    sharded = [] if codecs is metadata["codecs"] else ["sharded"]
     return ", ".join([*(names or ["none"]), *sharded])
 
 
@@ -191,14 +190,17 @@ def zarr_has_checksums(metadata: Mapping[str, Any]) -> bool:
         codecs = [*filter(None, [*(metadata["filters"] or ()), metadata["compressor"]])]
         found = [(each["id"], each) for each in codecs]
     else:
-        codecs = metadata["codecs"]
-        if codecs[0]["name"] == _SHARDING:
-            codecs = _options(codecs[0])["codecs"]
-        found = [(_name(each), _options(each)) for each in codecs]
+        found = [(_name(each), _options(each)) for each in _codecs_of_chunks(metadata)]
     return any(name in _CHECKSUMS or options.get("checksum") for name, options in found)
 
 
 _CHECKSUMS = {_CHECKSUM, "gzip", "zlib", "crc32", "adler32", "fletcher32", "jenkins_lookup3"}
+
+
+def _codecs_of_chunks(metadata: Mapping[str, Any]) -> Any:
+    """Return the codecs of chunks, within shards if there are any; of format v3."""
+    codecs = metadata["codecs"]
+    return _options(codecs[0])["codecs"] if codecs[0]["name"] == _SHARDING else codecs
 
 
 def _name(codec: Mapping[str, Any]) -> str:

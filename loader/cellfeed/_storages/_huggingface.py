@@ -31,6 +31,7 @@ from cellfeed._storages._registry import (
     Storage,
     first_line,
     import_arrow,
+    kind,
     to_frame,
 )
 from cellfeed._storages._source import (
@@ -659,13 +660,9 @@ class HuggingFaceSource(Source):
 
     def obs_names(self) -> list[str]:
         """Return the columns with one number, boolean or text per row."""
-        arrow = import_arrow(self.location, _EXTRA)
-        schema, types = self._table().schema, arrow.types
-        tests = (
-            types.is_integer, types.is_floating, types.is_boolean, types.is_string,
-            types.is_large_string, types.is_dictionary, types.is_null,
-        )  # fmt: skip
-        return [each.name for each in schema if any(test(each.type) for test in tests)]
+        types = import_arrow(self.location, _EXTRA).types
+        schema = self._table().schema
+        return [e.name for e in schema if kind(e.type) or types.is_dictionary(e.type)]
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Return some columns, in row order; class labels as their names."""

@@ -27,8 +27,8 @@ from cellfeed._errors import (
     FormatError,
     ParameterError,
     PathError,
-    require_integer,
     require_list,
+    require_not_negative,
     require_positive,
 )
 from cellfeed._lazy import pd
@@ -687,9 +687,8 @@ class ParquetSource(Source):
         self.location = Location.of(path, storage_options)
         if (genes is None) != (values is None):
             raise ParameterError("`genes` and `values` name two columns; give both, or none")
-        if n_markers is not None and require_integer("n_markers", n_markers) < 0:
-            msg = f"`n_markers >= 0` must hold, but got n_markers={n_markers}"
-            raise ParameterError(msg)
+        if n_markers is not None:
+            require_not_negative("n_markers", n_markers)
         locations = files_at(self.location)
         self._files = files = ParquetFiles(self.location, locations)
         table = gene_table

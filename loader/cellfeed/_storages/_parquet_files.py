@@ -26,10 +26,10 @@ from cellfeed._bytes._remote import RemoteObjects, Version, open_object
 from cellfeed._decode import LIST_NUMBERS, list_numbers
 from cellfeed._errors import ColumnError, FormatError, PathError
 from cellfeed._lazy import pd
-from cellfeed._storages._parquet_footers import END_BYTES, Footer, dtype_in_lists, dtype_of, kind
+from cellfeed._storages._parquet_footers import END_BYTES, Footer, dtype_in_lists, dtype_of
 from cellfeed._storages._parquet_obs import as_column, join_parts
 from cellfeed._storages._parquet_paths import partitions
-from cellfeed._storages._registry import failures_named, import_arrow, to_frame
+from cellfeed._storages._registry import failures_named, import_arrow, kind, to_frame
 
 EXTRA = "parquet"
 

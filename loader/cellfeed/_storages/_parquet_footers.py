@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cellfeed._decode import ColumnChunks
 from cellfeed._errors import ColumnError
-from cellfeed._storages._registry import failures_named
+from cellfeed._storages._registry import failures_named, kind, values_of
 
 END_BYTES = 8  # size of the footer, and the magic number
 
@@ -117,33 +117,7 @@ def _n_leaves(found: Any) -> int:
     return sum(_n_leaves(each.type) for each in children) if children else 1
 
 
-# What types are, for obs columns and for matrices.
-
-MISSING = "missing values"  # of a column without a type
-
-
-def values_of(found: Any) -> Any:
-    """Return the type of the values, of a dictionary or not."""
-    return found.value_type if hasattr(found, "index_type") else found
-
-
-def kind(found: Any) -> str:
-    """Return what a type is in obs; empty if it cannot be there."""
-    from pyarrow import types  # noqa: PLC0415 - optional
-
-    values = values_of(found)
-    if types.is_boolean(values):
-        is_known, what = True, "booleans"
-    elif types.is_integer(values) or types.is_floating(values):
-        is_known, what = True, "numbers"
-    else:
-        is_text = types.is_string(values) or types.is_large_string(values)
-        is_known, what = is_text or types.is_string_view(values), "text"
-    if types.is_null(values):
-        return MISSING
-    if not is_known:
-        return ""
-    return f"categories that are {what}" if values is not found and what != "text" else what
+# What types are, for matrices.
 
 
 def dtype_of(found: Any) -> np.dtype[Any] | None:

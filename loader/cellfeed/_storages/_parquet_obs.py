@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from cellfeed._errors import ColumnError, MismatchError
-from cellfeed._storages._parquet_footers import MISSING, kind, values_of
-from cellfeed._storages._registry import first_line
+from cellfeed._storages._registry import MISSING, first_line, kind, values_of
 
 
 def join_parts(name: str, parts: Sequence[Any], where: Sequence[str]) -> Any:

@@ -326,6 +326,33 @@ def import_arrow(location: Location, extra: str) -> Any:
     return import_module("pyarrow")
 
 
+MISSING = "missing values"  # of a column without a type
+
+
+def values_of(found: Any) -> Any:
+    """Return the type of the values, of a dictionary or not."""
+    return found.value_type if hasattr(found, "index_type") else found
+
+
+def kind(found: Any) -> str:
+    """Return what a type is in obs; empty if it cannot be there."""
+    from pyarrow import types  # noqa: PLC0415 - optional
+
+    values = values_of(found)
+    if types.is_boolean(values):
+        is_known, what = True, "booleans"
+    elif types.is_integer(values) or types.is_floating(values):
+        is_known, what = True, "numbers"
+    else:
+        is_text = types.is_string(values) or types.is_large_string(values)
+        is_known, what = is_text or types.is_string_view(values), "text"
+    if types.is_null(values):
+        return MISSING
+    if not is_known:
+        return ""
+    return f"categories that are {what}" if values is not found and what != "text" else what
+
+
 # Dtypes of pandas whose missing values are NA.
 _NULLABLE = {f"{kind}{bits}" for kind in ("Int", "UInt") for bits in (8, 16, 32, 64)}
 _NULLABLE |= {"Float32", "Float64", "boolean"}

@@ -421,6 +421,12 @@ class Session:
             return sizes[0] // self._request.ranks.n_total // self._tunable.batch_size
 
 
+def own_read_options(make_dataset: MakeDataset) -> ReadOptions:
+    """Return the read options that a partial gives, or the default ones."""
+    own: ReadOptions | None = getattr(make_dataset, "keywords", {}).get("read_options")
+    return own or ReadOptions()
+
+
 class DatasetSession(Session):
     """cellfeed's own dataset, compared with its plan; see `Session`."""
 
@@ -429,12 +435,14 @@ class DatasetSession(Session):
     def __init__(self, selected: Selected, request: TimingRequest) -> None:
         configuration, collection = request.configuration, selected.collection
         others = configuration.others
-        asked = {"prefetch": request.prefetch, "num_threads": others.get("num_threads")}
+        asked: dict[str, Any] = {
+            "prefetch": request.prefetch,
+            "num_threads": others.get("num_threads"),
+        }
         asked = {name: value for name, value in asked.items() if value is not None}
         given: dict[str, Any] = {}
         if asked:
-            own = getattr(request.make_dataset, "keywords", {}).get("read_options")
-            given["read_options"] = replace(own or ReadOptions(), **asked)
+            given["read_options"] = replace(own_read_options(request.make_dataset), **asked)
         if request.ranks.n_total > 1:
             given |= {"rank": request.rank, "world_size": request.ranks.n_total}
         self._request, self._collection = request, collection

@@ -17,7 +17,7 @@ from cellfeed._convert._preshuffle._job import (
     OutputFolder,
     describe_job,
 )
-from cellfeed._errors import MismatchError, ParameterError, require_integer
+from cellfeed._errors import MismatchError, ParameterError, require_not_negative
 from cellfeed.sampling import derive_key, random_words
 
 Extension = tuple[Collection, NDArray[np.int64], Job]
@@ -75,8 +75,7 @@ def describe_extension(
     MismatchError
         The files have other genes or a wider dtype.
     """
-    if require_integer("mix", mix) < 0:
-        raise ParameterError(f"`mix >= 0` must hold, but got mix={mix}")
+    require_not_negative("mix", mix)
     jobs, numbers = folder.finished(), folder.numbers()
     new = open_matrices(paths, contents.matrices, Genes("outer"), folder.by_row)
     there = {path for job in jobs for path in job.paths[job.n_stored :]}
