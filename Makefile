@@ -88,7 +88,7 @@ light-tests: $(TEST)
 		$(PYTEST_OPTIONS)
 
 # TileDB runs in its own process: tiledbsoma has crashed now and then beside other tests.
-SOMA = $(wildcard tests/loader/storages/test_*soma*.py)
+SOMA = $(wildcard tests/loader/storages/soma/test_*.py)
 
 # Those with some marks, for example `make tests MARKS='process and not server'`; all without.
 tests: tests-but-soma tests-soma

@@ -195,7 +195,7 @@ class Statistics(_Epoch):
     def track_share_of_epoch(self, _stores):
         """Time to count, and to read the clock for each chunk, compared with an epoch."""
         # Imported here, since compared commits may have no counters.
-        from cellfeed._decode import Counter, Counters  # noqa: PLC0415
+        from cellfeed.decode import Counter, Counters  # noqa: PLC0415
 
         def timed():
             with counters.wall_time(Counter.MAKING_TENSORS):

@@ -88,7 +88,7 @@ class Served(Stored, _Measured):
 
     def read_with_gaps(self, gap):
         """Return an epoch's requests and their bytes, joining ranges up to this far apart."""
-        from cellfeed._bytes._remote import _scheduler  # noqa: PLC0415 - where obstore is
+        from cellfeed.bytes._remote import _scheduler  # noqa: PLC0415 - where obstore is
 
         _scheduler.scheduler_of(self.dataset.collection.locations[0]).link = _FixedGap(gap)
         self.dataset.set_epoch(0)

@@ -23,8 +23,8 @@ from bench._harness import Case, here, plates_of
 from numba import carray
 from numcodecs import Blosc, Delta, Shuffle, Zlib, Zstd
 
-from cellfeed._decode._kernels import _codecs as c_functions
-from cellfeed._decode._kernels import _native as native
+from cellfeed.decode._kernels import _codecs as c_functions
+from cellfeed.decode._kernels import _native as native
 
 try:
     import cellstream

@@ -18,7 +18,7 @@ from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import DelayingProxy
 
 import cellfeed as cf
-from cellfeed._decode._packed import unpack_rows
+from cellfeed.storages.postgres._packed import unpack_rows
 
 
 def cellfeed(seed, url):

@@ -26,31 +26,18 @@ from cellfeed._errors import (
 from cellfeed._version import __version__
 
 if typing.TYPE_CHECKING:
-    from cellfeed._collection import Collection, open_collection
-    from cellfeed._collection._perturbation_split import (
+    from cellfeed.collection import Collection, open_collection
+    from cellfeed.collection._splits import Folds, Split, k_folds, random_split
+    from cellfeed.dataset import CellDataset, InterleavedDatasets, ReadOptions, Statistics
+    from cellfeed.genes import highly_variable_genes, qc_metrics
+    from cellfeed.perturbation import (
         PerturbationSplit,
         perturbation_datasets,
         perturbation_split,
     )
-    from cellfeed._collection._splits import Folds, Split, k_folds, random_split
-    from cellfeed._convert._load_database import Loaded, load_database
-    from cellfeed._convert._preshuffle import Preshuffled, preshuffle
-    from cellfeed._dataset import CellDataset, InterleavedDatasets, ReadOptions, Statistics
-    from cellfeed._genes import highly_variable_genes, qc_metrics
-    from cellfeed._rows import CategoricalColumn, Cells, NumericColumn
-    from cellfeed._rows._minibatch import Minibatch, RaggedTensor
-    from cellfeed._storages import (
-        HuggingFaceSource,
-        MemoryMapSource,
-        ParquetSource,
-        PostgresSource,
-        SomaSource,
-        Span,
-        TenxSource,
-        TokenStream,
-        TokenStreamWriter,
-    )
-    from cellfeed._verify import Verified, verify
+    from cellfeed.preshuffling import Preshuffled, preshuffle
+    from cellfeed.rows import CategoricalColumn, Cells, NumericColumn
+    from cellfeed.rows._minibatch import Minibatch, RaggedTensor
     from cellfeed.sampling import (
         BlockShuffling,
         BlockWeightedSampling,
@@ -62,6 +49,15 @@ if typing.TYPE_CHECKING:
         SamplingStrategy,
         Streaming,
     )
+    from cellfeed.storages.huggingface import HuggingFaceSource
+    from cellfeed.storages.memory_maps import MemoryMapSource
+    from cellfeed.storages.parquet import ParquetSource
+    from cellfeed.storages.postgres import PostgresSource
+    from cellfeed.storages.postgres._load_database import Loaded, load_database
+    from cellfeed.storages.soma import SomaSource
+    from cellfeed.storages.tenx import TenxSource
+    from cellfeed.storages.tokens import Span, TokenStream, TokenStreamWriter
+    from cellfeed.verification import Verified, verify
 
 __all__ = [
     "BlockShuffling",
@@ -124,48 +120,48 @@ __all__ = [
 _MODULE_OF = {
     "BlockShuffling": "cellfeed.sampling",
     "BlockWeightedSampling": "cellfeed.sampling",
-    "CategoricalColumn": "cellfeed._rows",
-    "CellDataset": "cellfeed._dataset",
-    "Cells": "cellfeed._rows",
+    "CategoricalColumn": "cellfeed.rows",
+    "CellDataset": "cellfeed.dataset",
+    "Cells": "cellfeed.rows",
     "ClassBalancedSampling": "cellfeed.sampling",
-    "Collection": "cellfeed._collection",
+    "Collection": "cellfeed.collection",
     "EpochPlan": "cellfeed.sampling",
     "Fetch": "cellfeed.sampling",
-    "Folds": "cellfeed._collection._splits",
+    "Folds": "cellfeed.collection._splits",
     "GroupedSampling": "cellfeed.sampling",
-    "HuggingFaceSource": "cellfeed._storages",
-    "InterleavedDatasets": "cellfeed._dataset",
-    "Loaded": "cellfeed._convert._load_database",
+    "HuggingFaceSource": "cellfeed.storages.huggingface",
+    "InterleavedDatasets": "cellfeed.dataset",
+    "Loaded": "cellfeed.storages.postgres._load_database",
     "MatchedControls": "cellfeed.sampling",
-    "MemoryMapSource": "cellfeed._storages",
-    "Minibatch": "cellfeed._rows._minibatch",
-    "NumericColumn": "cellfeed._rows",
-    "ParquetSource": "cellfeed._storages",
-    "PerturbationSplit": "cellfeed._collection._perturbation_split",
-    "PostgresSource": "cellfeed._storages",
-    "Preshuffled": "cellfeed._convert._preshuffle",
-    "RaggedTensor": "cellfeed._rows._minibatch",
-    "ReadOptions": "cellfeed._dataset",
+    "MemoryMapSource": "cellfeed.storages.memory_maps",
+    "Minibatch": "cellfeed.rows._minibatch",
+    "NumericColumn": "cellfeed.rows",
+    "ParquetSource": "cellfeed.storages.parquet",
+    "PerturbationSplit": "cellfeed.perturbation",
+    "PostgresSource": "cellfeed.storages.postgres",
+    "Preshuffled": "cellfeed.preshuffling",
+    "RaggedTensor": "cellfeed.rows._minibatch",
+    "ReadOptions": "cellfeed.dataset",
     "SamplingStrategy": "cellfeed.sampling",
-    "SomaSource": "cellfeed._storages",
-    "Span": "cellfeed._storages",
-    "Statistics": "cellfeed._dataset",
-    "Split": "cellfeed._collection._splits",
+    "SomaSource": "cellfeed.storages.soma",
+    "Span": "cellfeed.storages.tokens",
+    "Statistics": "cellfeed.dataset",
+    "Split": "cellfeed.collection._splits",
     "Streaming": "cellfeed.sampling",
-    "TenxSource": "cellfeed._storages",
-    "TokenStream": "cellfeed._storages",
-    "TokenStreamWriter": "cellfeed._storages",
-    "Verified": "cellfeed._verify",
-    "highly_variable_genes": "cellfeed._genes",
-    "k_folds": "cellfeed._collection._splits",
-    "load_database": "cellfeed._convert._load_database",
-    "open_collection": "cellfeed._collection",
-    "perturbation_datasets": "cellfeed._collection._perturbation_split",
-    "perturbation_split": "cellfeed._collection._perturbation_split",
-    "preshuffle": "cellfeed._convert._preshuffle",
-    "qc_metrics": "cellfeed._genes",
-    "random_split": "cellfeed._collection._splits",
-    "verify": "cellfeed._verify",
+    "TenxSource": "cellfeed.storages.tenx",
+    "TokenStream": "cellfeed.storages.tokens",
+    "TokenStreamWriter": "cellfeed.storages.tokens",
+    "Verified": "cellfeed.verification",
+    "highly_variable_genes": "cellfeed.genes",
+    "k_folds": "cellfeed.collection._splits",
+    "load_database": "cellfeed.storages.postgres._load_database",
+    "open_collection": "cellfeed.collection",
+    "perturbation_datasets": "cellfeed.perturbation",
+    "perturbation_split": "cellfeed.perturbation",
+    "preshuffle": "cellfeed.preshuffling",
+    "qc_metrics": "cellfeed.genes",
+    "random_split": "cellfeed.collection._splits",
+    "verify": "cellfeed.verification",
 }
 _MODULES = (
     "console",

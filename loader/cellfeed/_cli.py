@@ -287,12 +287,18 @@ def warm_up() -> None:
     import numpy as np  # noqa: PLC0415
 
     from cellfeed._compiled import compile_everything  # noqa: PLC0415
-    from cellfeed._decode import kernels  # noqa: PLC0415
+    from cellfeed.decode import kernels  # noqa: PLC0415
 
     start = time.perf_counter()
-    folder = importlib.import_module("cellfeed._decode._kernels")
-    names = [f"{folder.__name__}.{each.name}" for each in pkgutil.iter_modules(folder.__path__)]
-    for name in (*names, "cellfeed._genes._kernels", "cellfeed.sampling._kernels"):
+    folders = map(
+        importlib.import_module, ("cellfeed.decode._kernels", "cellfeed.storages.parquet._kernels")
+    )
+    names = [
+        each.name
+        for folder in folders
+        for each in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}.")
+    ]
+    for name in (*names, "cellfeed.genes._kernels", "cellfeed.sampling._kernels"):
         importlib.import_module(name)
     with ProgressLine() as line:
         compile_everything(lambda n, total: line.show_share("Compiling", n, total))

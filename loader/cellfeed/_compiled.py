@@ -517,11 +517,18 @@ def _sources_at_import(package: str) -> bytes:
 
 
 def _digest_of_sources(package: str) -> bytes:
-    """Return a digest of all modules in a package's folder, which may be in a zip file."""
-    folder = importlib.resources.files(package)
-    sources = sorted(
-        (each.name, each.read_bytes()) for each in folder.iterdir() if each.name.endswith(".py")
-    )
+    """Return a digest of all modules in a package's folder, which may be in a zip file.
+
+    A package whose compiled code calls that of other packages lists these as ``COMPILED_WITH``;
+    their modules belong to its digest.
+    """
+    packages = (package, *getattr(sys.modules[package], "COMPILED_WITH", ()))
+    sources = [
+        (file.name, file.read_bytes())
+        for each in packages
+        for file in sorted(importlib.resources.files(each).iterdir(), key=lambda file: file.name)
+        if file.name.endswith(".py")
+    ]
     return _digest(*(part for name, source in sources for part in (name.encode(), source)))
 
 

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from cellfeed._bytes._remote import (  # noqa: F401 - which autotune passes between processes
+from cellfeed._compiled import compiling_seconds
+from cellfeed.bytes._remote import (  # noqa: F401 - which autotune passes between processes
     begin_with_requests,
     requests_under_way,
 )
-from cellfeed._collection import Collection
-from cellfeed._compiled import compiling_seconds
-from cellfeed._fetch import PlannedRead, Reader
-from cellfeed._rows import Cells
-from cellfeed._rows._minibatch import Minibatch
+from cellfeed.collection import Collection
+from cellfeed.fetch import PlannedRead, Reader
+from cellfeed.rows import Cells
+from cellfeed.rows._minibatch import Minibatch
 from cellfeed.sampling import Fetch
 
 __all__ = ["FetchStages", "Volume", "compiling_seconds"]

@@ -30,8 +30,8 @@ import click
 ROOT = Path(__file__).parents[2]
 # What a minibatch of .h5ad or zarr passes through, and the tuner.
 CORE = (
-    "_bytes", "_collection", "_dataset", "_decode", "_fetch", "_rows", "_runs.py",
-    "_storages/_anndata", "sampling",
+    "bytes", "collection", "dataset", "decode", "fetch", "rows", "_runs.py",
+    "sources", "sampling",
 )  # fmt: skip
 PARTS = (*(f"loader/cellfeed/{name}" for name in CORE), "tuner/cellfeed_tuner")
 COMPARISONS = {
@@ -45,15 +45,13 @@ OPERATORS = {
 LIGHT = "smoke or not (slow or process or server or docs)"
 # Coverage does not see compiled code; these tests run it.
 TESTS_OF_KERNELS = {
-    "_tokenizing": ["tests/loader/tokenizers", "tests/loader/storages/test_tokens.py"],
-    "_pages": [
-        f"tests/loader/storages/test_parquet{each}.py" for each in ("_pages", "", "_damage")
-    ],
+    "_tokenizing": ["tests/loader/tokenizers", "tests/loader/storages/tokens/test_tokens.py"],
+    "_pages": ["tests/loader/storages/parquet"],
     "_transforming": ["tests/loader/transforms"],
     "sampling/_kernels": ["tests/loader/sampling"],
     "": [
-        *("tests/loader/decode", "tests/loader/storages/test_conformance.py"),
-        *("tests/loader/storages/test_conformance_zarr.py", "tests/loader/collection"),
+        *("tests/loader/decode", "tests/loader/sources/test_conformance.py"),
+        *("tests/loader/sources/test_conformance_zarr.py", "tests/loader/collection"),
         "tests/loader/transforms",
     ],
 }

@@ -8,7 +8,7 @@ import pytest
 from bench import _harness as harness
 from bench.compare import tunables
 from bench.compare.tunables import AnnLoader, OfPlates, PlainDataLoader, ScDataset, TileDBSOMAML
-from tests.loader.storages.somas import write_experiment
+from tests.loader.storages.soma.written import write_experiment
 
 from cellfeed.synthetic import write_tahoe_like
 from cellfeed_tuner import Configuration, measure

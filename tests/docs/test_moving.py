@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from tests.loader.storages.memory_maps import write_scdl
-from tests.loader.storages.somas import write_experiment
+from tests.loader.storages.memory_maps.written import write_scdl
+from tests.loader.storages.soma.written import write_experiment
 
 import cellfeed
 from cellfeed import (

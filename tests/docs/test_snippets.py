@@ -22,8 +22,8 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ELSEWHERE = {
     "how-to/another_loader.md": "docs/test_another_loader.py",
     "how-to/extending.md": "loader/testing/test_extending.py",
-    "how-to/postgres.md": "loader/storages/test_postgres_docs.py",
-    "how-to/remote.md": "loader/remote/test_same_rows.py",
+    "how-to/postgres.md": "loader/storages/postgres/test_postgres_docs.py",
+    "how-to/remote.md": "loader/bytes/remote/test_same_rows.py",
 }
 SMOKE = "how-to/elements.md"
 # What each page takes for granted, to run before it in the same folder.
@@ -72,7 +72,7 @@ EXPERIMENT = f"""
 import sys, warnings
 
 sys.path.append({str(ROOT)!r})
-from tests.loader.storages.somas import write_experiment
+from tests.loader.storages.soma.written import write_experiment
 
 adata.obs["tissue"], adata.obs["donor"] = "lung", "d1"
 adata.obs["cell_type"] = ["B", "T"] * (adata.n_obs // 2)
@@ -91,7 +91,7 @@ import sys
 from pathlib import Path
 
 sys.path.append({str(ROOT)!r})
-from tests.loader.storages.parquets import write_repository
+from tests.loader.storages.parquet.written import write_repository
 
 write_repository(Path("Tahoe-100M"), n_cells=600, n_genes=62)
 """
@@ -157,7 +157,7 @@ import sys
 from pathlib import Path
 
 sys.path.append({str(ROOT)!r})
-from tests.loader.storages.tenx import barcodes, counts, features, write_tenx
+from tests.loader.storages.tenx.written import barcodes, counts, features, write_tenx
 
 for sample in ("control", "treated"):
     outs = Path("samples", sample, "outs")

@@ -11,8 +11,8 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-from tests.loader.storages.memory_maps import write_scdl
-from tests.loader.storages.somas import write_experiment
+from tests.loader.storages.memory_maps.written import write_scdl
+from tests.loader.storages.soma.written import write_experiment
 from tests.warm.python import SHORT_REPLICATES, output_of, torchrun
 
 from cellfeed import load_database

@@ -16,9 +16,16 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from tests.loader import matrices
+from tests.loader.sources.zarr_cells import write_cells
 from tests.servers.web import WebServer
 
 SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+def pytest_itemcollected(item):
+    """What the suites for sources start in processes is marked so."""
+    if getattr(item, "originalname", "") == "test_in_worker_processes":
+        item.add_marker(pytest.mark.process)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,7 +35,7 @@ def _server_of_workers() -> None:
     The first loader that needs it would start it with what cellfeed imports, and each worker would
     import the rest by itself, which takes seconds.
     """
-    imported = ["__main__", "anndata", "cellfeed._dataset", "cellfeed.testing"]
+    imported = ["__main__", "anndata", "cellfeed.dataset", "cellfeed.testing"]
     multiprocessing.set_forkserver_preload(imported)
     multiprocessing.forkserver.ensure_running()
 
@@ -58,6 +65,12 @@ def new_path(tmp_path) -> Callable[..., Path]:
     """Return a function that names a new path with each call."""
     numbers = itertools.count()
     return lambda suffix="": tmp_path / f"{next(numbers):05}{suffix}"
+
+
+@pytest.fixture
+def new_store(new_path) -> Callable[..., Path]:
+    """Return a function that writes a zarr store of its own with each call."""
+    return lambda X, /, **options: write_cells(new_path(".zarr"), X, **options)
 
 
 @pytest.fixture(scope="session")

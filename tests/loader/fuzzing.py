@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cellfeed import CellfeedError, open_collection
-from cellfeed._decode import _kernels as kernels
-from cellfeed._decode._kernels import _fields as fields
-from cellfeed._decode._kernels._codecs import BLOSC, GZIP, LZ4, LZF, ZLIB, ZSTD, function_addresses
+from cellfeed.decode import _kernels as kernels
+from cellfeed.decode._kernels import _fields as fields
+from cellfeed.decode._kernels._codecs import BLOSC, GZIP, LZ4, LZF, ZLIB, ZSTD, function_addresses
 from cellfeed.sources import ByteStore, ChunkedArray, ChunkTable, Location
 
 Bytes = npt.NDArray[np.uint8]

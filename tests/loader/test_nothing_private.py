@@ -20,9 +20,9 @@ KNOWN = {
         "_load_overload",
     },
     # torch's registry of how to collate, where the documentation of `default_collate` has it.
-    "_rows/_minibatch.py": {"_utils"},
+    "rows/_minibatch.py": {"_utils"},
     # scvi-tools gives what a setup has registered to instances of a model alone.
-    "frameworks/scvi.py": {"_get_most_recent_anndata_manager"},
+    "frameworks/scvi/__init__.py": {"_get_most_recent_anndata_manager"},
 }
 PUBLIC = {"_exit"}  # of os
 

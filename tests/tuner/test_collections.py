@@ -18,8 +18,8 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from tests import commands
-from tests.loader.storages.arriving import Arriving, Rows
-from tests.loader.storages.tenx import barcodes, counts, features, write_tenx
+from tests.loader.sources.arriving import Arriving, Rows
+from tests.loader.storages.tenx.written import barcodes, counts, features, write_tenx
 from tests.tuner.measured_here import MeasuringProcess, measure_here
 from tests.tuner.reports import in_words, said_of
 from tests.tuner.simulated import Machine, autotune_on

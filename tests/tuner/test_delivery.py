@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from tests import commands
-from tests.loader.storages.test_mudata import without_pulling
+from tests.loader.sources.test_mudata import without_pulling
 from tests.tuner.measured_here import measure_here
 from tests.tuner.reports import html_report, html_summary
 

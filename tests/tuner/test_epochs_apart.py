@@ -7,7 +7,7 @@ import pytest
 from tests.tuner.other_loaders import Opened
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
-from cellfeed._fetch import Reader
+from cellfeed.fetch import Reader
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._measuring._timing import Round, TimingRequest
 

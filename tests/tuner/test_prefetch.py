@@ -13,8 +13,8 @@ from tests.tuner.simulated import (
     timed,
 )
 
-from cellfeed._bytes._remote._scheduler import Window
-from cellfeed._dataset import _cell_dataset
+from cellfeed.bytes._remote._scheduler import Window
+from cellfeed.dataset import _cell_dataset
 from cellfeed.stages import begin_with_requests
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._constants import REMOTE_PREFETCH

@@ -36,8 +36,8 @@ import numpy as np
 
 IMPORTED = (
     "anndata",
-    "cellfeed._dataset",
-    "cellfeed._convert._preshuffle",
+    "cellfeed.dataset",
+    "cellfeed.preshuffling",
     "cellfeed.synthetic",
     "cellfeed_tuner._measuring._timing",
     "cellfeed_tuner._reports._page",

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._collection._indexables import count_indexable_rows, in_memory, require_indexable
 from cellfeed._errors import ColumnError, FormatError, ParameterError, require_positive
+from cellfeed.collection._indexables import count_indexable_rows, in_memory, require_indexable
 
 if TYPE_CHECKING:
     from torch import Tensor

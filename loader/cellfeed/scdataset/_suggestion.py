@@ -9,14 +9,14 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._collection import Collection
-from cellfeed._collection._indexables import count_rows
 from cellfeed._errors import ParameterError, require_integer, require_positive
 from cellfeed._lazy import sp
-from cellfeed._rows import Cells
-from cellfeed._rows._minibatch import Minibatch
 from cellfeed._torch import HAS_TORCH, torch
+from cellfeed.collection import Collection
+from cellfeed.collection._indexables import count_rows
 from cellfeed.machine import local_world_size, usable_cpu_count, usable_memory_bytes
+from cellfeed.rows import Cells
+from cellfeed.rows._minibatch import Minibatch
 from cellfeed.sampling import Streaming
 from cellfeed.scdataset._dataset import scDataset
 from cellfeed.scdataset._indexables import MultiIndexable

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cellfeed._bytes._buffers import Buffer, BufferPool
-from cellfeed._rows import RaggedRows
-from cellfeed._storages import Layout
+from cellfeed.bytes._buffers import Buffer, BufferPool
+from cellfeed.rows import RaggedRows
+from cellfeed.sources import Layout
 
 PLATES = ("plate 1", "plate 2", "plate 3")
 

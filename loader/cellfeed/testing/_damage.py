@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from cellfeed._collection import Collection, open_collection
-from cellfeed._dataset import CellDataset, ReadOptions
 from cellfeed._errors import CellfeedError, FormatError, PathError
-from cellfeed._rows import RaggedRows
+from cellfeed.collection import Collection, open_collection
+from cellfeed.dataset import CellDataset, ReadOptions
+from cellfeed.rows import RaggedRows
 from cellfeed.sampling import Streaming
 
 

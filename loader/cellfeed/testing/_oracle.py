@@ -10,9 +10,9 @@ import pandas as pd
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from cellfeed._rows import CategoricalColumn, Cells, CsrRows, ObsColumn, RaggedRows, summable
-from cellfeed._rows._minibatch import Minibatch, RaggedTensor
 from cellfeed._torch import torch
+from cellfeed.rows import CategoricalColumn, Cells, CsrRows, ObsColumn, RaggedRows, summable
+from cellfeed.rows._minibatch import Minibatch, RaggedTensor
 from cellfeed.testing._cases import StoredCase
 
 # ruff: noqa: S101 - a suite asserts

@@ -16,18 +16,19 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cellfeed._bytes import Location
-from cellfeed._collection import Collection
-from cellfeed._dataset import CellDataset, ReadOptions
-from cellfeed._dataset._loader import context_without_threads
-from cellfeed._decode import Counter, Counters, Verify
 from cellfeed._errors import ColumnError
-from cellfeed._fetch import Part, Pools, Reader
-from cellfeed._rows import Cells
-from cellfeed._rows._minibatch import Minibatch
 from cellfeed._runs import Runs, merge_consecutive
-from cellfeed._storages import Layout, Source, StoredElement, open_location, storage_of
+from cellfeed.bytes import Location
+from cellfeed.collection import Collection
+from cellfeed.dataset import CellDataset, ReadOptions
+from cellfeed.dataset._loader import context_without_threads
+from cellfeed.decode import Counter, Counters, Verify
+from cellfeed.fetch import Part, Pools, Reader
+from cellfeed.rows import Cells
+from cellfeed.rows._minibatch import Minibatch
 from cellfeed.sampling import BlockShuffling
+from cellfeed.sources import Layout, Source, StoredElement
+from cellfeed.sources._registry import open_location, storage_of
 from cellfeed.testing._cases import GuardedPool, StoredCase, for_all, stored_cases
 from cellfeed.testing._oracle import Oracle
 

@@ -3,7 +3,7 @@
 import os
 import time
 
-from cellfeed._bytes import _location
+from cellfeed.bytes import _location
 
 
 def note_calls(monkeypatch, owner, name, note):

@@ -16,11 +16,11 @@ from tests.servers.faults import Hang, Held, Status
 from tests.servers.web import WebServer
 
 from cellfeed import PathError, RemoteError
-from cellfeed._bytes import StorageOptions, until_left
-from cellfeed._bytes._remote import RemoteObjects, open_object
-from cellfeed._bytes._remote._scheduler import Link, Window, scheduler_of
-from cellfeed._storages._source import files_in
+from cellfeed.bytes import StorageOptions, until_left
+from cellfeed.bytes._remote import RemoteObjects, open_object
+from cellfeed.bytes._remote._scheduler import Link, Window, scheduler_of
 from cellfeed.sources import ByteStore, Location
+from cellfeed.sources._source import files_in
 
 rng = np.random.default_rng(0)
 CONTENTS = [rng.bytes(n) for n in (0, 1, 4096, 4097, 300_000)]

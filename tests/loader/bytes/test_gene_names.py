@@ -16,7 +16,7 @@ from tests.loader.matrices import replace
 from tests.loader.zarr_stores import in_this_thread
 
 from cellfeed import FormatError, open_collection
-from cellfeed._bytes import _location
+from cellfeed.bytes import _location
 
 N_GENES = 10_000  # the fewest that are kept
 NAMES = np.array([f"gène {k}" for k in range(N_GENES)], object)

@@ -16,8 +16,8 @@ from tests.loader.matrices import dense
 from tests.warm import python as warm
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
-from cellfeed._bytes import _buffers
-from cellfeed._bytes._buffers import BufferPool
+from cellfeed.bytes import _buffers
+from cellfeed.bytes._buffers import BufferPool
 
 
 def take_and_tell(pool: BufferPool, connection) -> None:
@@ -150,7 +150,7 @@ TELL_MEMORY = """
     from pathlib import Path
     import numpy as np
     from cellfeed import BlockShuffling, CellDataset, open_collection
-    from cellfeed._bytes import _location
+    from cellfeed.bytes import _location
 
     _location._SETTLED_NS = -1
 

@@ -20,15 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.loader import matrices
 from tests.loader.bytes.files import age, note_calls, settle
-from tests.loader.storages.test_conformance import TestH5ad as H5ad
-from tests.loader.storages.test_conformance_zarr import TestZarr as Zarr
-from tests.loader.storages.zarr_cells import quiet, write_cells
+from tests.loader.sources.test_conformance import TestH5ad as H5ad
+from tests.loader.sources.test_conformance_zarr import TestZarr as Zarr
+from tests.loader.sources.zarr_cells import quiet, write_cells
 
 from cellfeed import FormatError, PathError, open_collection
-from cellfeed._bytes import _tables, lasting_identity
-from cellfeed._decode import _hdf5, _zarr
-from cellfeed._storages._anndata._matrix import StoredCsr
+from cellfeed.bytes import _tables, lasting_identity
+from cellfeed.decode import _hdf5, _zarr
 from cellfeed.machine import cache_folder
+from cellfeed.sources._anndata._matrix import StoredCsr
 
 pytestmark = quiet
 COUNTS = np.random.default_rng(0).poisson(0.7, size=(60, 30)).astype(np.float32)

@@ -323,7 +323,7 @@ def test_bad_epoch(table, epoch):
 def test_fetches_that_do_not_fit(tmp_path, monkeypatch, batch_size, fetch_factor, is_dense):
     path = tmp_path / "wide.h5ad"
     ad.AnnData(sp.eye_array(100, 10_000, dtype=np.float32, format="csr")).write_h5ad(path)
-    monkeypatch.setattr("cellfeed._dataset._parameters.usable_memory_bytes", lambda: 30_000)
+    monkeypatch.setattr("cellfeed.dataset._parameters.usable_memory_bytes", lambda: 30_000)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         CellDataset(

@@ -226,7 +226,7 @@ def test_iterations_that_alternate_keep_their_epochs(dataset):
 @pytest.mark.process
 @pytest.mark.parametrize("n_bytes", [1, 100, 10**9])
 def test_messages_of_any_size(dataset, monkeypatch, n_bytes):
-    monkeypatch.setattr("cellfeed._dataset._loader._MESSAGE_BYTES", n_bytes)
+    monkeypatch.setattr("cellfeed.dataset._loader._MESSAGE_BYTES", n_bytes)
     assert batches(dataset.loader(2)) == in_order(dataset, 0)
 
 

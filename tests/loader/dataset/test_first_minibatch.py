@@ -10,7 +10,7 @@ from tests.loader.matrices import dense, random_csr
 from tests.loader.read_options import parameters_of
 
 from cellfeed import BlockShuffling, CellDataset, FormatError, ReadOptions, open_collection
-from cellfeed._decode import divide_reads
+from cellfeed.decode import divide_reads
 from cellfeed.transforms import Log1p, NormalizeTotal, Scale
 
 N_CELLS, BATCH, FACTOR = 400, 16, 10
@@ -71,7 +71,7 @@ def others_wait(monkeypatch):
         first, others = divide_reads(*given)
         return first, Held(others)
 
-    monkeypatch.setattr("cellfeed._fetch._reader.divide_reads", divided)
+    monkeypatch.setattr("cellfeed.fetch._reader.divide_reads", divided)
     return may_go_on, waited
 
 

@@ -24,8 +24,8 @@ from cellfeed import (
     Streaming,
     open_collection,
 )
-from cellfeed._bytes._buffers import Segment, SharedPool
-from cellfeed._dataset._workers import Arrivals, WorkerStart, as_socket, connected, message_of
+from cellfeed.bytes._buffers import Segment, SharedPool
+from cellfeed.dataset._workers import Arrivals, WorkerStart, as_socket, connected, message_of
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory"),

@@ -74,7 +74,7 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
         import pandas as pd
         from cellfeed import open_collection
 
-        multiprocessing.set_forkserver_preload(["cellfeed._dataset", "torch.distributed"])
+        multiprocessing.set_forkserver_preload(["cellfeed.dataset", "torch.distributed"])
         for name, case in {
             "iteration": list,
             "loader": lambda dataset: list(dataset.loader(1)),
@@ -318,7 +318,7 @@ def test_a_second_group_does_not_hear_what_the_first_said(tmp_path):
                 size, rank = group.size, group.rank
                 get_group_store = lambda self: kept
 
-            from cellfeed._dataset._ranks import begin_together
+            from cellfeed.dataset._ranks import begin_together
 
             found[name] = begin_together(Group(), {"seed": [name, None][rank]})
             dist.barrier()

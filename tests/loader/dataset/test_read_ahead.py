@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader import matrices
 from tests.loader.read_options import parameters_of
-from tests.loader.storages.expecting import expecting, matrix_of
+from tests.loader.sources.expecting import expecting, matrix_of
 from tests.loader.threads import wait_for_dropped
 from tests.warm import python as warm
 
@@ -173,7 +173,7 @@ class TestLettingGo:
 def test_python_ends_though_an_iteration_waits_for_room():
     code = (
         "from cellfeed import BlockShuffling, CellDataset, ReadOptions\n"
-        "from tests.loader.storages.expecting import expecting, matrix_of\n"
+        "from tests.loader.sources.expecting import expecting, matrix_of\n"
         "collection, store = expecting(matrix_of())\n"
         "options = ReadOptions(prefetch=4, prefetch_bytes=1)\n"
         "dataset = CellDataset(collection, BlockShuffling(4), 4, 3, seed=0, read_options=options)\n"

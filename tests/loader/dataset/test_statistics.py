@@ -14,8 +14,8 @@ from tests.loader.matrices import random_csr
 from tests.loader.read_options import parameters_of
 
 from cellfeed import BlockShuffling, CellDataset, InterleavedDatasets, Statistics, open_collection
-from cellfeed._dataset._statistics import StatisticsHistory
-from cellfeed._decode import Counter, Counters
+from cellfeed.dataset._statistics import StatisticsHistory
+from cellfeed.decode import Counter, Counters
 from cellfeed.stages import FetchStages
 from cellfeed.transforms import Log1p
 

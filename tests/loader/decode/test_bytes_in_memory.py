@@ -18,8 +18,8 @@ from numcodecs import LZ4, Blosc, GZip, Zlib, Zstd
 from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 
 from cellfeed import FormatError
-from cellfeed._bytes._tables import CachedTables
-from cellfeed._decode import (
+from cellfeed.bytes._tables import CachedTables
+from cellfeed.decode import (
     ChunkReads,
     Decoder,
     ZarrFiles,

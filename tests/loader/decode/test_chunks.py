@@ -13,13 +13,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cellfeed import FormatError, ParameterError
-from cellfeed._bytes._buffers import BufferPool, destination
-from cellfeed._decode import ChunkReads, Decoder, Pieces, can_cast
-from cellfeed._decode import _kernels as kernels
-from cellfeed._decode._kernels import _fields as fields
-from cellfeed._decode._kernels import cast_address, plan_flat, plan_grid
-from cellfeed._decode._kernels._codecs import STORED
-from cellfeed._rows import lay_out
+from cellfeed.bytes._buffers import BufferPool, destination
+from cellfeed.decode import ChunkReads, Decoder, Pieces, can_cast
+from cellfeed.decode import _kernels as kernels
+from cellfeed.decode._kernels import _fields as fields
+from cellfeed.decode._kernels import cast_address, plan_flat, plan_grid
+from cellfeed.decode._kernels._codecs import STORED
+from cellfeed.rows import lay_out
 from cellfeed.sources import ByteStore, ChunkedArray, ChunkTable, Location
 from cellfeed.testing import GuardedPool
 
@@ -292,7 +292,7 @@ class TestReads:
                 return 0
             raise MemoryError
 
-        monkeypatch.setattr("cellfeed._decode._kernels.decode", decode)
+        monkeypatch.setattr("cellfeed.decode._kernels.decode", decode)
         with ThreadPoolExecutor(2) as threads, pytest.raises(MemoryError):
             reads.run(np.zeros(1, np.int64), Decoder(threads, 2))
         assert started.is_set()

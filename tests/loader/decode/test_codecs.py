@@ -8,7 +8,7 @@ import numcodecs
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from tests.loader.storages.zarr_cells import quiet, write_cells
+from tests.loader.sources.zarr_cells import quiet, write_cells
 
 from cellfeed import open_collection
 

@@ -5,8 +5,8 @@ import h5py
 import numpy as np
 import pytest
 
-from cellfeed._decode import _hdf5, chunk_grid, hdf5_in_memory
-from cellfeed._decode._hdf5 import list_chunks
+from cellfeed.decode import _hdf5, chunk_grid, hdf5_in_memory
+from cellfeed.decode._hdf5 import list_chunks
 
 
 @pytest.fixture(params=["compiled", "through h5py"])

@@ -20,8 +20,8 @@ from cellfeed import (
     ReadOptions,
     open_collection,
 )
-from cellfeed._decode import ChunkReads
-from cellfeed._decode._kernels._codecs import BLOSC, GZIP, LZ4, LZF, ZLIB, ZSTD
+from cellfeed.decode import ChunkReads
+from cellfeed.decode._kernels._codecs import BLOSC, GZIP, LZ4, LZF, ZLIB, ZSTD
 from cellfeed.sources import ChunkedArray, ChunkTable
 
 SECOND = np.random.default_rng(1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tests.warm import python as warm
 
-from cellfeed._decode import can_cast, kernels, select_columns
+from cellfeed.decode import can_cast, kernels, select_columns
 from cellfeed.testing import GuardedPool
 
 

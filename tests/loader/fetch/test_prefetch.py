@@ -2,7 +2,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cellfeed._fetch import Stage, in_stages, prefetched
+from cellfeed.fetch import Stage, in_stages, prefetched
 
 
 def numbers_then_error():

@@ -9,9 +9,9 @@ import pytest
 import scipy.sparse as sp
 
 from cellfeed import open_collection
-from cellfeed._decode import Decoder
-from cellfeed._fetch import Reader, _element_read, _library_rows
-from cellfeed._storages._anndata import _matrix
+from cellfeed.decode import Decoder
+from cellfeed.fetch import Reader, _element_read, _library_rows
+from cellfeed.sources._anndata import _matrix
 
 N_GENES = 40
 GENES = np.array([f"gene{k}" for k in range(N_GENES)])

@@ -25,7 +25,7 @@ from cellfeed import (
     open_collection,
     qc_metrics,
 )
-from cellfeed._genes import _sums
+from cellfeed.genes import _sums
 from cellfeed.transforms import Log1p, NormalizeTotal
 
 N, N_GENES = 300, 120

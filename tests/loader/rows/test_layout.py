@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellfeed import ParameterError
-from cellfeed._bytes._buffers import bind, destination, groups_of
-from cellfeed._rows import lay_out
+from cellfeed.bytes._buffers import bind, destination, groups_of
+from cellfeed.rows import lay_out
 
 REFUSED = r"^a fetch has at most 8,388,608 minibatches of at most .*; give a smaller `fetch_factor`"
 

@@ -139,7 +139,7 @@ def test_each_part_is_pinned(collection, dense, many_bytes, monkeypatch):
     """What a DataLoader with ``pin_memory`` asks for, also where no device can pin."""
     pinned = []
     if many_bytes is not None:
-        monkeypatch.setattr("cellfeed._rows._minibatch._MANY_BYTES", many_bytes)
+        monkeypatch.setattr("cellfeed.rows._minibatch._MANY_BYTES", many_bytes)
 
     def on_device(tensor, *, pin_memory):
         assert pin_memory

@@ -28,7 +28,7 @@ from cellfeed import (
     Streaming,
     open_collection,
 )
-from cellfeed._fetch import Reader
+from cellfeed.fetch import Reader
 from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
 
 NORMALIZED = [NormalizeTotal(1e4), Log1p()]

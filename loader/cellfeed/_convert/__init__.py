@@ -1,1 +1,0 @@
-"""Collections written anew: shuffled, into a database, or synthetic."""

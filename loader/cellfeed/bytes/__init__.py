@@ -1,0 +1,53 @@
+"""Sources of bytes, and checks that they have not changed."""
+
+from cellfeed.bytes._location import (
+    NO_OPTIONS,
+    SCHEMES,
+    Identity,
+    LastingIdentity,
+    Location,
+    StorageOptions,
+    appeared,
+    broken_link,
+    digest_of,
+    digest_of_array,
+    has_suffix,
+    identity,
+    lasting_identity,
+    removed,
+    replaced,
+    require_file,
+)
+from cellfeed.bytes._store import (
+    LOOK_UP_SECONDS,
+    Arrival,
+    ByteStore,
+    is_awaited,
+    threads_until_left,
+    until_left,
+)
+
+__all__ = [
+    "LOOK_UP_SECONDS",
+    "NO_OPTIONS",
+    "SCHEMES",
+    "Arrival",
+    "ByteStore",
+    "Identity",
+    "LastingIdentity",
+    "Location",
+    "StorageOptions",
+    "appeared",
+    "broken_link",
+    "digest_of",
+    "digest_of_array",
+    "has_suffix",
+    "identity",
+    "is_awaited",
+    "lasting_identity",
+    "removed",
+    "replaced",
+    "require_file",
+    "threads_until_left",
+    "until_left",
+]

@@ -1,0 +1,360 @@
+"""Objects of a server that contain chunks.
+
+The ranges of a fetch are known before it is read. Neighbouring ranges are joined into requests,
+requests into batches that are awaited together, and each answer waits for the fetch that needs it.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cache
+from itertools import count, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import CellfeedError
+from cellfeed.bytes._location import LastingIdentity, Location, digest_of
+from cellfeed.bytes._remote._client import Version, disk_cache, stores_of
+from cellfeed.bytes._remote._disk_cache import DiskCache, ObjectVersion
+from cellfeed.bytes._remote._failures import cancelled
+from cellfeed.bytes._remote._scheduler import (
+    LARGEST_REQUEST,
+    Batch,
+    Object,
+    Request,
+    scheduler_of,
+)
+from cellfeed.bytes._store import LOOK_UP_SECONDS, Arrival, ByteStore, is_awaited, joined
+
+Range = tuple[int, int, int]  # file, first byte and number of bytes
+Content = bytes | memoryview | NDArray[np.uint8] | None
+
+_REQUESTS_OF_A_BATCH = 32  # that are awaited, and decoded, together
+_numbers = count()
+_locks = dict[int, threading.Lock]()  # by process, since a fork copies a lock that is held
+_HERE = Future[None]()
+_HERE.set_result(None)
+
+
+class Ranges:
+    """Byte ranges, as arrays and as a list."""
+
+    def __init__(
+        self, files: NDArray[np.int64], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> None:
+        self.files, self.offsets, self.sizes = files, offsets, sizes
+        self.listed = list[Range](
+            zip(files.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
+        )
+
+    def __getitem__(self, numbers: Sequence[int]) -> "Ranges":
+        own = np.array(numbers, np.intp)
+        return Ranges(self.files[own], self.offsets[own], self.sizes[own])
+
+
+class Place(NamedTuple):
+    """The request of a range, and its first byte in the answer."""
+
+    batch: Batch
+    request: int
+    first: int
+
+
+class Pending:
+    """Ranges that were requested; requests are cancelled when this object is dropped.
+
+    Parameters
+    ----------
+    ranges
+        The ranges.
+    places
+        Where each of them comes from, or its bytes, once that is known.
+    location
+        Location of one of the files, for messages.
+    """
+
+    def __init__(
+        self,
+        ranges: Sequence[Range],
+        places: Future[Mapping[Range, Place | Content]],
+        location: Location,
+    ) -> None:
+        self.ranges = set(ranges)
+        self._places = places
+        self._location = location
+        weakref.finalize(self, _cancel, places).atexit = False
+
+    def places(self) -> Mapping[Range, Place | Content]:
+        """Return where ranges come from; waits only for this machine's disk."""
+        while not self._places.done() and not wait([self._places], LOOK_UP_SECONDS).done:
+            if not is_awaited():
+                raise cancelled(self._location)
+        return self._places.result()
+
+
+def _cancel(places: Future[Mapping[Range, Place | Content]]) -> None:
+    if not places.cancel():
+        places.add_done_callback(_cancel_batches)
+
+
+def _cancel_batches(places: Future[Mapping[Range, Place | Content]]) -> None:
+    if places.exception() is None:
+        for batch in {each.batch for each in places.result().values() if isinstance(each, Place)}:
+            batch.cancel()
+
+
+class RemoteObjects(ByteStore):
+    """Objects of one store, numbered from 0, whose ranges are requested before they are read.
+
+    Parameters
+    ----------
+    locations
+        Returns the location of each object by number.
+    versions
+        Returns the version that each object must have, None if any version is accepted.
+    """
+
+    def __init__(
+        self,
+        locations: Callable[[int], Location],
+        versions: Callable[[int], Version | None],
+    ) -> None:
+        self._process = -1
+        self._locations = locations
+        self._versions = versions
+
+    def location_of(self, file: int) -> Location:
+        """Return the location of an object, for messages."""
+        return self._locations(file)
+
+    def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sizes of objects in bytes, -1 for missing ones and unknown sizes."""
+        return self._sizes(files, -1)
+
+    def _sizes(self, files: NDArray[np.int64], unknown: int) -> NDArray[np.int64]:
+        distinct, number_of = np.unique(files, return_inverse=True)
+        versions = [self._versions(file) for file in distinct.tolist()]
+        sizes = [unknown if each is None else each.size for each in versions]
+        return np.array(sizes, np.int64)[number_of]
+
+    def identity(self) -> LastingIdentity | None:
+        """Return the identity of the first object; None if there are several."""
+        version = self._versions(0)
+        if version is None or version.etag is None:
+            return None
+        return LastingIdentity(digest_of(str(self._locations(0)), version.etag), is_settled=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_process": -1, "_pending": None}
+
+    def expect(
+        self,
+        files: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> Pending | None:
+        """Request ranges now; see `ByteStore`."""
+        if not files.size:
+            return None
+        self._enter_process()
+        return self._request(Ranges(files, offsets, sizes))
+
+    def arrivals(
+        self,
+        files: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> Sequence[Arrival]:
+        """Return the arrivals of ranges; see `ByteStore`."""
+        ranges, arrivals = Ranges(files, offsets, sizes), list[Arrival]()
+        for pending, numbers in self._sources(ranges):
+            places, together = pending.places(), dict[Future[None], list[int]]()
+            for k in numbers:
+                place = places[ranges.listed[k]]
+                is_here = place.batch.is_here if isinstance(place, Place) else _HERE
+                together.setdefault(is_here, []).append(k)
+            arrivals += [
+                Arrival(np.array(own, np.intp), is_here, pending)
+                for is_here, own in together.items()
+            ]
+        return arrivals
+
+    def read_ranges(
+        self,
+        files: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> Sequence[Content]:
+        """Return ranges; request those that were not expected; see `ByteStore`."""
+        ranges = Ranges(files, offsets, sizes)
+        found: list[Content] = [None] * files.size
+        answered = list[int]()
+        for pending, numbers in self._sources(ranges):
+            places = pending.places()
+            for k in numbers:
+                place = places[ranges.listed[k]]
+                if not isinstance(place, Place):
+                    found[k] = place
+                    continue
+                try:
+                    answer = _received(place.batch.result()[place.request])
+                except Exception:
+                    pending.ranges.clear()  # so that a retry requests them again
+                    raise
+                if answer is not None:
+                    found[k] = answer[place.first : place.first + ranges.listed[k][2]]
+                answered.append(k)
+        self._cache_answers(ranges, found, answered)
+        return found
+
+    def _enter_process(self) -> None:
+        """Forget the requests of another process."""
+        stores_of(self._locations(0))  # fails in a fork, as it must
+        process = os.getpid()
+        if self._process != process:
+            with _locks.setdefault(process, threading.Lock()):
+                if self._process != process:
+                    # Its methods that are used here are atomic, so that no lock is needed.
+                    self._pending = weakref.WeakValueDictionary[int, Pending]()
+                    self._process = process
+
+    def _sources(self, ranges: Ranges) -> Iterator[tuple[Pending, Sequence[int]]]:
+        """Iterate over requests that deliver some ranges, with the numbers of these.
+
+        Ranges that were not requested are requested.
+        """
+        self._enter_process()
+        remaining: Sequence[int] = range(len(ranges.listed))
+        for reference in self._pending.valuerefs():  # the oldest fetch is read first
+            pending = reference()
+            if pending is not None and remaining:
+                own, others = list[int](), list[int]()
+                for k in remaining:
+                    (own if ranges.listed[k] in pending.ranges else others).append(k)
+                remaining = others
+                if own:
+                    yield pending, own
+        if remaining:
+            yield self._request(ranges[remaining]), remaining
+
+    def _request(self, ranges: Ranges) -> Pending:
+        """Request ranges, without waiting for this machine's disk."""
+        cache, places = self._cache(), Future[Mapping[Range, Place | Content]]()
+        if cache is None:
+            places.set_result(self._places(ranges))
+        else:
+            places = _disk_threads().submit(self._found_or_requested, ranges, cache)
+        pending = Pending(ranges.listed, places, self.location_of(ranges.listed[0][0]))
+        self._pending[next(_numbers)] = pending
+        return pending
+
+    def _found_or_requested(
+        self, ranges: Ranges, cache: DiskCache
+    ) -> Mapping[Range, Place | Content]:
+        """Look ranges up in this machine's disk cache, and request the others from the server."""
+        versions = self._cached_versions(ranges)
+        known = [each for each in ranges.listed if each[0] in versions]
+        contents = cache.read([(versions[file], first, size) for file, first, size in known])
+        found: dict[Range, Place | Content] = {
+            each: content
+            for each, content in zip(known, contents, strict=True)
+            if content is not None
+        }
+        others = [k for k, each in enumerate(ranges.listed) if each not in found]
+        return found | self._places(ranges[others])
+
+    def _places(self, ranges: Ranges) -> dict[Range, Place | Content]:
+        """Request ranges; return where each comes from, or its bytes if there are none."""
+        limits = self._sizes(ranges.files, np.iinfo(np.int64).max)
+        stops = np.minimum(ranges.offsets + ranges.sizes, limits)
+        firsts, lengths = ranges.offsets, np.maximum(stops - ranges.offsets, 0)
+        is_empty = lengths == 0  # a file may end before its range does
+        some = np.flatnonzero(~is_empty)
+        places: dict[Range, Place | Content]
+        places = {ranges.listed[k]: b"" for k in np.flatnonzero(is_empty).tolist()}
+        if not some.size:
+            return places
+        gap = scheduler_of(self._locations(0)).link.worthwhile_gap
+        order, bounds = joined(
+            ranges.files[some], firsts[some], lengths[some], gap, LARGEST_REQUEST
+        )
+        order, begins = some[order], bounds[:-1]
+        sent = self._send(
+            [
+                Request(file, first, stop, n_wanted, own)
+                for file, first, stop, n_wanted, own in zip(
+                    ranges.files[order[begins]].tolist(),
+                    firsts[order[begins]].tolist(),
+                    np.maximum.reduceat((firsts + lengths)[order], begins).tolist(),
+                    np.add.reduceat(lengths[order], begins).tolist(),
+                    (order[slice(*each)].tolist() for each in pairwise(bounds.tolist())),
+                    strict=True,
+                )
+            ]
+        )
+        for batch in sent:
+            for number, request in enumerate(batch.requests):
+                for k in request.ranges:
+                    each = ranges.listed[k]
+                    places[each] = Place(batch, number, each[1] - request.first)
+        return places
+
+    def _send(self, requests: Sequence[Request]) -> Sequence[Batch]:
+        objects = dict[int, Object]()
+        for file in {each.file for each in requests}:
+            location = self._locations(file)
+            objects[file] = Object(location, stores_of(location)[1], self._versions(file))
+        n = _REQUESTS_OF_A_BATCH
+        batches = [
+            Batch(requests[begin : begin + n], objects) for begin in range(0, len(requests), n)
+        ]
+        scheduler_of(batches[0].location).submit(batches)
+        return batches
+
+    def _cache_answers(
+        self, ranges: Ranges, found: Sequence[Content], answered: Sequence[int]
+    ) -> None:
+        """Cache ranges from the server on this machine's disk, if the user enabled that."""
+        cache = self._cache()
+        if cache is None or not answered:
+            return
+        versions = self._cached_versions(ranges)
+        cache.write(
+            [
+                (versions[file], first, content)
+                for (file, first, size), content in ((ranges.listed[k], found[k]) for k in answered)
+                if file in versions and isinstance(content, memoryview) and len(content) == size
+            ]
+        )
+
+    def _cache(self) -> DiskCache | None:
+        return disk_cache("bytes", self._locations(0).options.cache_bytes)
+
+    def _cached_versions(self, ranges: Ranges) -> Mapping[int, ObjectVersion]:
+        """Return what identifies the objects of ranges, without those that cannot be cached."""
+        found = dict[int, ObjectVersion]()
+        for file in np.unique(ranges.files).tolist():
+            version = self._versions(file)
+            if version is not None and version.strong_etag is not None:
+                url = str(self._locations(file))
+                found[file] = ObjectVersion(url, version.strong_etag, version.size)
+        return found
+
+
+def _received(answer: memoryview | BaseException | None) -> memoryview | None:
+    """Return an answer, or raise it."""
+    if isinstance(answer, CellfeedError):
+        raise type(answer)(*answer.args)  # a copy, as other threads raise it too
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+@cache
+def _disk_threads() -> ThreadPoolExecutor:
+    """Return the threads that read from this machine's disk."""
+    return ThreadPoolExecutor(2, thread_name_prefix="cellfeed-cached")

@@ -1,0 +1,396 @@
+"""A remote object as a file for h5py: read in cached pages, many of them at a time.
+
+HDF5 reads its metadata in small sequential reads, which would take a round trip each. So the pages
+that a node refers to are fetched with one round trip before HDF5 reads them: all children of a node
+of a B-tree, or all chunks of a column. Only HDF5 interprets the contents: a
+wrong guess costs bytes, and nothing else.
+
+While HDF5 is locked, requests are made in the calling thread, and no other Python code runs for
+them: a thread that drops an object of h5py would wait for that lock.
+"""
+
+import asyncio
+import io
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import FormatError
+from cellfeed.bytes._location import Location
+from cellfeed.bytes._remote._client import (
+    Version,
+    answer_of,
+    ask_in_loop,
+    ask_in_thread,
+    disk_cache,
+    open_object,
+    stores_of,
+)
+from cellfeed.bytes._remote._disk_cache import ObjectVersion
+from cellfeed.bytes._remote._failures import LengthError
+from cellfeed.bytes._remote._scheduler import LARGEST_REQUEST
+from cellfeed.bytes._store import joined
+
+# Reading several files with h5py concurrently, although h5py locks all of HDF5 while it reads.
+#
+# A read is tried with the pages that are present. If one is missing, the attempt ends, the page is
+# fetched without the lock, and the read is tried again. So pages of many files are fetched
+# concurrently.
+
+_Read = TypeVar("_Read")
+
+
+class _Attempts:
+    """The attempts at a read outside the lock.
+
+    Attributes
+    ----------
+    is_outside
+        Whether missing pages end an attempt, and are fetched outside the lock.
+    files
+        Files that an attempt opened, so that later ones find their pages.
+    fetched
+        Files of which pages were fetched outside the lock.
+    """
+
+    def __init__(self) -> None:
+        self.is_outside = True
+        self.files = dict[tuple[Location, int], PagedFile]()
+        self.fetched = set[PagedFile]()
+
+
+class _Local(threading.local):
+    attempts: _Attempts | None = None
+
+
+_local = _Local()
+
+
+class MissingError(BaseException):
+    """Pages are missing; not an `Exception`, so that nobody mistakes it for damage.
+
+    Parameters
+    ----------
+    fetch
+        Fetches them; returns whether they will still be present at the next attempt.
+    """
+
+    def __init__(self, fetch: Callable[[], bool]) -> None:
+        super().__init__()
+        self.fetch = fetch
+
+
+def outside_lock(read: Callable[[], _Read]) -> _Read:
+    """Read, and fetch missing pages without the lock of h5py.
+
+    Parameters
+    ----------
+    read
+        Called again after each time that pages were missing, so it must have no side effects then.
+    """
+    if _local.attempts is not None:
+        return read()
+    attempts = _local.attempts = _Attempts()
+    try:
+        while True:
+            try:
+                return read()
+            except MissingError as missing:
+                # Pages beyond the limit are fetched one after the other, under the lock.
+                attempts.is_outside = missing.fetch()
+    finally:
+        _local.attempts = None
+        for file in attempts.fetched:
+            file.drop_cached()
+
+
+def _attempts_outside() -> _Attempts | None:
+    """Return the attempts of this thread, if it fetches pages without the lock of h5py."""
+    return None if _local.attempts is None or not _local.attempts.is_outside else _local.attempts
+
+
+PAGE_BYTES = 1 << 14
+_PAGES_OF_A_MISS = 16
+_MOST_PREFETCHED = 256  # pages
+_GAP = 1 << 18
+_AT_ONCE = 32  # concurrent requests for one file
+_PART = 1 << 20  # of a large read, whose parts are requested concurrently
+_MOST_IN_PAGES = 1 << 26  # bytes of a read
+_MOST_PAGES = 1 << 15  # 512 MiB
+_MOST_CACHED = 1 << 30  # of pages of all objects, cached on this machine's disk
+
+_NODE_OF_CHUNKS = b"TREE\x01"
+_NODE_HEAD = 24
+_NODE_ENTRIES = 64  # B-tree parameter of chunk indexes; files may set another, but none do
+_ADDRESS = 8
+
+
+def paged_file(location: Location) -> "PagedFile":
+    """Open an object as a file.
+
+    Raises
+    ------
+    PathError
+        The object does not exist.
+    RemoteError
+        The server cannot be reached, or refuses the request.
+    """
+    if _local.attempts is None:
+        return PagedFile(location, open_object(location))
+    key = location, id(location.options)
+    if key not in _local.attempts.files:
+        _local.attempts.files[key] = PagedFile(location, open_object(location))
+    return _local.attempts.files[key]
+
+
+class PagedFile(io.RawIOBase):
+    """A remote object as a read-only file.
+
+    Parameters
+    ----------
+    location
+        The object.
+    version
+        The version that it must have.
+    """
+
+    def __init__(self, location: Location, version: Version) -> None:
+        super().__init__()
+        self._location = location
+        self._version = version
+        self._stores, self._path = stores_of(location)
+        self._position = 0
+        self._pages = dict[int, bytes]()
+        self._n_dimensions = 0
+        self._has_all = True
+        self._prefetched_to, self._n_prefetched = -_MOST_PREFETCHED, _PAGES_OF_A_MISS
+        etag = version.strong_etag
+        self._cache = None if etag is None else disk_cache("pages", _MOST_CACHED)
+        self._cached = ObjectVersion(str(location), etag or "", version.size)
+
+    @property
+    def version(self) -> Version:
+        """The version that is being read."""
+        return self._version
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the position."""
+        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._version.size}
+        self._position = begin[whence] + offset
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read until the buffer is full or the object ends; return the number of bytes."""
+        view = memoryview(buffer).cast("B")
+        first = self._position
+        stop = min(first + len(view), self._version.size)
+        if stop <= first:
+            return 0
+        if stop - first > (_MOST_IN_PAGES if _attempts_outside() else _PART):
+            self._read_large(view[: stop - first], first)
+        else:
+            view[: stop - first] = self._read_pages(first, stop)
+            if self._n_dimensions and bytes(view[: len(_NODE_OF_CHUNKS)]) == _NODE_OF_CHUNKS:
+                self._fetch_children([bytes(view[: stop - first])])
+        self._position = stop
+        return stop - first
+
+    def prefetch(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        """Fetch ranges that will be read, with one round trip for all of them."""
+        stops = np.minimum(offsets + sizes, self._version.size)
+        is_there = (offsets >= 0) & (stops > offsets)
+        first, last = offsets[is_there] // PAGE_BYTES, (stops[is_there] - 1) // PAGE_BYTES
+        pages = np.unique(
+            np.concatenate([[0], *(np.arange(a, b + 1) for a, b in zip(first, last, strict=True))])
+        ).astype(np.int64)
+        self._make_room(len(pages))
+        self._fetch([page for page in pages.tolist() if page not in self._pages])
+
+    def index_of_chunks(self, n_dimensions: int) -> None:
+        """Announce the listing of chunks of an array with so many dimensions; 0 once it is done."""
+        self._n_dimensions = n_dimensions
+
+    def _read_pages(self, first: int, stop: int) -> bytes:
+        pages = range(first // PAGE_BYTES, (stop - 1) // PAGE_BYTES + 1)
+        begin = first - pages.start * PAGE_BYTES
+        while True:
+            self._fetch_missing(pages)
+            try:
+                content = b"".join(self._pages[page] for page in pages)
+            except KeyError:  # another thread evicted it meanwhile
+                continue
+            return content[begin : begin + stop - first]
+
+    def _fetch_missing(self, pages: range) -> None:
+        """Fetch pages that are being read, and some after them."""
+        if not all(page in self._pages for page in pages):
+            self._make_room(_PAGES_OF_A_MISS + len(pages))
+            n_pages = -(-self._version.size // PAGE_BYTES)
+            missing = next((page for page in pages if page not in self._pages), pages.start)
+            # Sequential reads, such as of gene names, fetch ever larger ranges.
+            is_next = 0 <= missing - self._prefetched_to < _PAGES_OF_A_MISS
+            n = min(2 * self._n_prefetched, _MOST_PREFETCHED) if is_next else _PAGES_OF_A_MISS
+            self._n_prefetched = n
+            self._prefetched_to = min(max(pages.stop, missing + n), n_pages)
+            wanted = range(missing, self._prefetched_to)
+            self._fetch([page for page in wanted if page not in self._pages])
+
+    def _make_room(self, n_pages: int) -> None:
+        if len(self._pages) + n_pages > _MOST_PAGES:
+            self._pages.clear()
+            self._has_all = False
+
+    def _fetch(self, pages: Sequence[int]) -> None:
+        if not pages:
+            return
+        if _attempts_outside() is not None:
+            raise MissingError(partial(self._fetch_now, pages))
+        self._fetch_now(pages)
+
+    def _fetch_now(self, pages: Sequence[int]) -> bool:
+        """Fetch pages; return whether all pages fetched before are still present."""
+        attempts = _attempts_outside()
+        if attempts is not None:
+            attempts.fetched.add(self)
+        pages = self._not_cached(pages)
+        if not pages:
+            return self._has_all
+        offsets = np.array(pages, np.int64) * PAGE_BYTES
+        sizes = np.minimum(PAGE_BYTES, self._version.size - offsets)
+        order, bounds = joined(np.zeros_like(offsets), offsets, sizes, _GAP, LARGEST_REQUEST)
+        requests = np.split(order, bounds[1:-1])
+        firsts = [int(offsets[own[0]]) for own in requests]
+        stops = [int(offsets[own[-1]] + sizes[own[-1]]) for own in requests]
+        contents = (self._ask if attempts is None else self._ask_outside)(firsts, stops)
+        fetched = dict[int, bytes]()
+        for first, content, own in zip(firsts, contents, requests, strict=True):
+            for k in own.tolist():
+                start = int(offsets[k]) - first
+                fetched[pages[k]] = bytes(content[start : start + int(sizes[k])])
+        self._pages |= fetched
+        # Only pages known to be of this version: with several ranges, `_ask` checks the last one.
+        if self._cache is not None and (attempts is not None or len(firsts) == 1):
+            self._cache.write(
+                [(self._cached, page * PAGE_BYTES, each) for page, each in fetched.items()]
+            )
+        return self._has_all
+
+    def drop_cached(self) -> None:
+        """Drop pages that are cached on this machine's disk."""
+        if self._cache is not None:
+            self._pages.clear()
+
+    def _not_cached(self, pages: Sequence[int]) -> list[int]:
+        """Load pages that are cached on this machine's disk, and return the others."""
+        if self._cache is None or not pages:
+            return list(pages)
+        size, firsts = self._version.size, [page * PAGE_BYTES for page in pages]
+        found = self._cache.read(
+            [(self._cached, first, min(PAGE_BYTES, size - first)) for first in firsts]
+        )
+        self._pages |= {
+            page: content for page, content in zip(pages, found, strict=True) if content is not None
+        }
+        return [page for page, content in zip(pages, found, strict=True) if content is None]
+
+    def _read_large(self, view: memoryview, first: int) -> None:
+        starts = range(first, first + len(view), _PART)
+        stops = [min(start + _PART, first + len(view)) for start in starts]
+        for start, content in zip(starts, self._ask(list(starts), stops), strict=True):
+            view[start - first : start - first + len(content)] = content
+
+    def _ask(self, firsts: Sequence[int], stops: Sequence[int]) -> Sequence[memoryview]:
+        """Return ranges; the last is requested after the others, to check the version."""
+
+        def ask() -> list[memoryview]:
+            store, contents = self._stores.blocking, list[memoryview]()
+            if len(firsts) > 1:
+                many = store.get_ranges(self._path, starts=firsts[:-1], ends=stops[:-1], coalesce=0)
+                contents += map(memoryview, many)
+            last = store.get(self._path, options={"range": (firsts[-1], stops[-1])})
+            self._version.check(last)
+            contents.append(memoryview(last.bytes()))
+            return _of_sizes(contents, firsts, stops)
+
+        return ask_in_thread(self._location, ask, min(firsts), max(stops))
+
+    def _ask_outside(self, firsts: Sequence[int], stops: Sequence[int]) -> Sequence[memoryview]:
+        """Return ranges, each checked to be of the version; waiting for them can be interrupted."""
+
+        async def ask() -> list[memoryview]:
+            gate = asyncio.Semaphore(_AT_ONCE)
+            return await asyncio.gather(
+                *(self._range(gate, *each) for each in zip(firsts, stops, strict=True))
+            )
+
+        return answer_of(self._location, ask())
+
+    async def _range(self, gate: asyncio.Semaphore, first: int, stop: int) -> memoryview:
+        async def ask() -> memoryview:
+            got = await self._stores.store.get_async(self._path, options={"range": (first, stop)})
+            self._version.check(got)
+            content = memoryview(await got.bytes_async())
+            return _of_sizes([content], [first], [stop])[0]
+
+        async with gate:
+            return await ask_in_loop(self._location, ask, first, stop)
+
+    def _fetch_children(self, nodes: Sequence[bytes]) -> None:
+        """Fetch all descendants of nodes of a chunk index, level by level.
+
+        Raises
+        ------
+        FormatError
+            Levels do not fall by one, so that a node may refer to itself, which HDF5 would follow
+            without end.
+        """
+        key = 8 + 8 * (self._n_dimensions + 1)
+        node_bytes = _NODE_HEAD + (_NODE_ENTRIES + 1) * key + _NODE_ENTRIES * _ADDRESS
+        for level in range(nodes[0][5], 0, -1):
+            addresses = list[int]()
+            for node in nodes:
+                (n_entries,) = struct.unpack_from("<H", node, 6)
+                places = (_NODE_HEAD + (k + 1) * key + k * _ADDRESS for k in range(n_entries))
+                addresses += (
+                    struct.unpack_from("<Q", node, place)[0]
+                    for place in places
+                    if place + _ADDRESS <= len(node)
+                )
+            inside = [e for e in sorted({*addresses}) if e + node_bytes <= self._version.size]
+            if not inside:
+                return
+            starts = np.array(inside, np.int64)
+            self.prefetch(starts, np.full(len(starts), node_bytes, np.int64))
+            nodes = [self._read_pages(start, start + node_bytes) for start in inside]
+            if any(node[:5] != _NODE_OF_CHUNKS for node in nodes):
+                return
+            if any(node[5] != level - 1 for node in nodes):
+                msg = f"{self._location}: the index of the chunks of an array is damaged"
+                raise FormatError(f"{msg}; upload the file again")
+
+
+def _of_sizes(
+    contents: list[memoryview], firsts: Sequence[int], stops: Sequence[int]
+) -> list[memoryview]:
+    """Return ranges, after checking that each is complete."""
+    for content, first, stop in zip(contents, firsts, stops, strict=True):
+        if len(content) != stop - first:
+            raise LengthError(len(content), stop - first)
+    return contents

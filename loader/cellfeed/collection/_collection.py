@@ -1,0 +1,662 @@
+"""`Collection`: the cells of many files as one."""
+
+from __future__ import annotations
+
+import reprlib
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import FormatError, ParameterError
+from cellfeed._lazy import pd
+from cellfeed._runs import Runs, count_rows, merge_consecutive, split_at
+from cellfeed.bytes import Location
+from cellfeed.bytes._remote import outside_lock
+from cellfeed.collection._join_elements import Genes, join_elements, join_tables
+from cellfeed.collection._join_obs import JoinObs, OpenedObs, names_of_obs, read_obs
+from cellfeed.collection._query import Query, rows_where
+from cellfeed.decode import ChunkedArray, SlowRead
+from cellfeed.fetch import Part, Reader, load_tables
+from cellfeed.rows import (
+    Cells,
+    CsrChunks,
+    CsrRows,
+    DenseChunks,
+    Dtypes,
+    Element,
+    Layout,
+    ObsColumn,
+    RaggedChunks,
+    RaggedRows,
+    dtypes_of,
+)
+from cellfeed.sampling import ChunkedRows, ChunkStarts
+from cellfeed.sources import Source, StoredElement
+
+
+def row_numbers(
+    rows: NDArray[np.integer] | Sequence[int] | slice, n_rows: int
+) -> NDArray[np.int64]:
+    """Return ``np.arange(n_rows)[rows]`` without making numbers for other rows."""
+    if isinstance(rows, slice):
+        return np.arange(*rows.indices(n_rows), dtype=np.int64)
+    given = np.atleast_1d(rows)
+    if given.dtype.kind == "b" and given.shape == (n_rows,):
+        return np.flatnonzero(given)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        msg = f"rows must be integers, a slice or a mask of {n_rows} booleans, but got {rows!r}"
+        raise IndexError(msg)
+    outside = given[(given < -n_rows) | (given >= n_rows)]
+    if outside.size:
+        msg = f"row {outside[0]} is outside a collection of {n_rows} rows"
+        raise IndexError(msg)
+    numbers = given.astype(np.int64)
+    return np.where(numbers < 0, numbers + n_rows, numbers)
+
+
+# Which rows of a collection are the first to begin in a chunk.
+
+
+def _rows_in_chunks(
+    elements: Sequence[tuple[Source, StoredElement]], *, are_remote: bool
+) -> list[ChunkedRows]:
+    """Read how the rows of an element are divided into chunks, for each source."""
+    load_tables([each for each in elements if each[1].shape[0]], are_remote=are_remote)
+    return [_chunked_rows(*each) for each in elements]
+
+
+def _chunked_rows(source: Source, stored: StoredElement) -> ChunkedRows:
+    n_rows = stored.shape[0]
+    if n_rows and stored.row_order is None and stored.chunk_starts is not None:
+        return _in_groups(stored.chunk_starts)
+    # Neighbours among cells that are stored in another order are no neighbours in chunks.
+    with source.reading:
+        chunks = stored.chunked() if n_rows and stored.row_order is None else None
+    match chunks:
+        case CsrChunks(row_pieces=None):
+            size = max(_elements_of_chunk(each) for each in (chunks.indices, chunks.data))
+            return ChunkedRows(n_rows=n_rows, chunk_size=size, pointer=chunks.indptr)
+        case RaggedChunks():
+            size = _elements_of_chunk(chunks.values)
+            return ChunkedRows(n_rows=n_rows, chunk_size=size, pointer=chunks.indptr)
+        case DenseChunks(values=ChunkedArray() as values) if chunks.n_columns:
+            row_size = 1 if len(values.shape) > 1 else chunks.n_columns
+            size = _elements_of_chunk(values)
+            return ChunkedRows(n_rows=n_rows, chunk_size=size, row_size=row_size)
+    return ChunkedRows(n_rows=n_rows)
+
+
+def _in_groups(starts: NDArray[np.int64]) -> ChunkedRows:
+    """Return rows in chunks of whole rows, each as if it were as large as the largest."""
+    rows, n_rows = np.diff(starts), int(starts[-1])
+    largest = int(rows.max())
+    if (rows[:-1] == largest).all():
+        return ChunkedRows(n_rows=n_rows, chunk_size=largest, row_size=1)
+    skipped = np.arange(rows.size) * largest - starts[:-1]
+    pointer = np.arange(n_rows + 1) + np.append(np.repeat(skipped, rows), skipped[-1])
+    return ChunkedRows(n_rows=n_rows, chunk_size=largest, pointer=pointer)
+
+
+def _elements_of_chunk(array: ChunkedArray) -> int:
+    """Return the size of a chunk, in elements or rows; 0 if parts of chunks can be read."""
+    return array.chunk_shape[0] if array.is_decoded_whole else 0
+
+
+class _Described(NamedTuple):
+    """An element of a source, and the reason if it is read slowly."""
+
+    source: Source
+    name: str
+    stored: StoredElement
+    slow: SlowRead | None
+
+
+_SAMPLED_ROWS = 10_000
+_ROWS_READ = 200  # where lengths are not known before rows are read
+
+
+class Collection:
+    """Cells of one or several sources with consecutive row numbers, and their obs columns.
+
+    `open_collection` makes a collection. ``collection[rows]`` reads rows, in the given order.
+
+    Parameters
+    ----------
+    sources
+        At least one source, all with the same elements.
+    obs
+        Names of the obs columns to read.
+    genes
+        The genes of the collection. If None, the genes of the sources, which must all have the
+        same.
+    join_obs, obs_names
+        See `open_collection`.
+
+    Raises
+    ------
+    ParameterError
+        ``sources`` are none.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        *,
+        obs: Sequence[str] = (),
+        genes: Genes | None = None,
+        join_obs: JoinObs = "same",
+        obs_names: bool = False,
+    ) -> None:
+        given: Any = sources
+        self._sources: tuple[Source, ...] = tuple(given) if isinstance(given, Sequence) else ()
+        if not self._sources or not all(isinstance(each, Source) for each in self._sources):
+            msg = f"`sources` must be a list of sources, but got {reprlib.repr(sources)}"
+            raise ParameterError(f"{msg}; `open_collection(paths)` opens files")
+        self._delivers_obs_names = obs_names
+        self._chosen_genes = genes or Genes()
+        self._elements = join_elements(self._sources, self._chosen_genes)
+        self._stored = {
+            name: tuple(source.elements[name] for source in self._sources)
+            for name in self._elements
+        }
+        self._starts = np.cumsum([0, *(source.n_rows for source in self._sources)])
+        if len(self) == 0:
+            msg = f"{self.locations[0]}: has no cells; give files that have some"
+            raise FormatError(msg)
+        self._join_obs: JoinObs = join_obs
+        self._obs = OpenedObs(read_obs(self._sources, tuple(obs), join_obs))
+        self._has_warned = False
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __repr__(self) -> str:
+        elements = ", ".join(
+            f"{each.name} ({each.layout} {each.dtype})" for each in self._elements.values()
+        )
+        files = "1 file" if len(self._sources) == 1 else f"{len(self._sources)} files"
+        slow = defaultdict[str, list[Source]](list)
+        for each in self._described():
+            if each.slow is not None:
+                slow[each.name].append(each.source)
+        parts = [self._shown_shape, files, elements, f"obs={list(self._obs)}"]
+        if slow:
+            names = [self._name_in_files(name, sources) for name, sources in slow.items()]
+            parts.append(f"read slowly: {', '.join(names)}")
+        return f"Collection({', '.join(parts)})"
+
+    def _name_in_files(self, name: str, sources: Sequence[Source]) -> str:
+        """Return the name of an element of some sources, such as "X of 3 files"."""
+        if len(sources) == len(self._sources):
+            return name
+        where = sources[0].location.name if len(sources) == 1 else f"{len(sources)} files"
+        return f"{name} of {where}"
+
+    @property
+    def _shown_shape(self) -> str:
+        if self.layout == "ragged":
+            return f"{len(self):,} rows"
+        if self._stored[self._first.name][0].var is None:  # such as windows of tokens, and images
+            row_shape = " x ".join(f"{n:,}" for n in self._first.row_shape)
+            return f"{len(self):,} rows of {row_shape} values"
+        return f"{len(self):,} cells x {self.n_vars:,} genes"
+
+    def __getitem__(self, rows: NDArray[np.integer] | Sequence[int] | slice) -> Cells:
+        distinct, order = np.unique(row_numbers(rows, len(self)), return_inverse=True)
+        with Reader(self) as reader:
+            return reader.read(distinct, order)
+
+    @property
+    def elements(self) -> Mapping[str, Element]:
+        """The elements that are read, by name; the first is ``minibatch.X``."""
+        return MappingProxyType(self._elements)
+
+    def of_element(self, name: str) -> Collection:
+        """Return the same cells with one of the elements; nothing is read.
+
+        Raises
+        ------
+        ParameterError
+            The collection was opened without it.
+        """
+        if name not in self._elements:
+            msg = (
+                f"the collection has no element {name!r}, only {list(self._elements)}; open it "
+                f"with `open_collection(..., elements=[..., {name!r}])`"
+            )
+            raise ParameterError(msg)
+        selected = object.__new__(Collection)
+        of_all = ("mean_row_lengths", "_known_row_lengths")  # which are computed again
+        vars(selected).update(
+            {key: value for key, value in vars(self).items() if key not in of_all}
+        )
+        vars(selected).update(
+            _elements={name: self._elements[name]}, _stored={name: self._stored[name]}
+        )
+        return selected
+
+    @property
+    def _first(self) -> Element:
+        return next(iter(self._elements.values()))
+
+    @property
+    def n_vars(self) -> int:
+        """Number of genes, the columns of the first element."""
+        return self._first.n_columns
+
+    @property
+    def chosen_genes(self) -> Genes:
+        """Which genes were chosen when the collection was opened."""
+        return self._chosen_genes
+
+    @property
+    def var_names(self) -> NDArray[np.object_]:
+        """Gene names of the first element, str, shape (n_vars,)."""
+        return self._first.column_names
+
+    @property
+    def var(self) -> pd.DataFrame:
+        """Table of genes, indexed by `var_names`, with a copy for each access; read from all files.
+
+        It has the columns of ``var`` that all files have and that are the same in all of them, for
+        each gene that several files have. Values are missing where no file's ``var`` has the gene,
+        such as those of ``raw/X``, or where ``var`` has its name twice, in another order of genes.
+
+        Examples
+        --------
+        >>> import anndata, numpy as np
+        >>> from cellfeed import open_collection
+        >>> var = pd.DataFrame({"chromosome": ["1", "X"]}, index=["a", "b"])
+        >>> collection = open_collection(anndata.AnnData(np.eye(2), var=var), genes=["b"])
+        >>> collection.var["chromosome"].to_dict()
+        {'b': 'X'}
+        """
+        tables = list[pd.DataFrame]()
+        for source in self._sources:
+            with source.reading:
+                tables.append(source.read_var())
+        return join_tables(self.var_names, tables, self._chosen_genes).copy()
+
+    @property
+    def obs(self) -> Mapping[str, ObsColumn]:
+        """The obs columns that the collection was opened with; others raise `ColumnError`."""
+        return MappingProxyType(self._obs)
+
+    @property
+    def obs_columns(self) -> tuple[str, ...]:
+        """The names of the obs columns that all sources have, in the order of the first."""
+        first, *others = names_of_obs(self._sources)
+        return tuple(name for name in first if all(name in names for names in others))
+
+    def read_obs(self, columns: Sequence[str]) -> Mapping[str, ObsColumn]:
+        """Return obs columns, also columns that the collection was not opened with.
+
+        The latter are read by each call and not kept.
+
+        Raises
+        ------
+        ColumnError, MismatchError
+            See `open_collection`.
+        """
+        others = tuple(name for name in columns if name not in self._obs)
+        there = self._obs | read_obs(self._sources, others, self._join_obs)
+        return {name: there[name] for name in columns}
+
+    @property
+    def delivers_obs_names(self) -> bool:
+        """Whether minibatches include the names of their cells."""
+        return self._delivers_obs_names
+
+    def obs_names(self, rows: NDArray[np.integer] | Sequence[int] | slice) -> NDArray[np.object_]:
+        """Return the names of cells, such as those of ``minibatch.rows``, in the given order.
+
+        They are what the source calls its cells: ``obs_names`` of AnnData, ``obs_id`` of
+        TileDB-SOMA, or row numbers as text where cells have no names. Only these rows are read.
+
+        Returns
+        -------
+        str, shape (n_rows,).
+
+        Examples
+        --------
+        >>> import anndata, numpy as np
+        >>> from cellfeed import open_collection
+        >>> obs = pd.DataFrame(index=["a", "b", "c"])
+        >>> open_collection(anndata.AnnData(np.eye(3), obs=obs)).obs_names([2, 0])
+        array(['c', 'a'], dtype=object)
+        """
+        distinct, order = np.unique(row_numbers(rows, len(self)), return_inverse=True)
+        names = [np.empty(0, object)]
+        bounds = np.searchsorted(distinct, self._starts)
+        for source, start, (first, last) in zip(
+            self._sources, self._starts, pairwise(bounds), strict=False
+        ):
+            if first < last:
+                with source.reading:
+                    table = outside_lock(
+                        partial(source.read_obs_rows, [], distinct[first:last] - start)
+                    )
+                names.append(table.index.to_numpy(dtype=object))
+        found: NDArray[np.object_] = np.concatenate(names)[order]
+        return found
+
+    def where(self, query: str) -> NDArray[np.int64]:
+        """Return the rows whose obs fulfil a condition, ascending, int64, shape (n_selected,).
+
+        pandas evaluates the condition, for part of the rows at a time, and missing values compare
+        as they do in pandas.
+
+        Parameters
+        ----------
+        query
+            Comparisons of obs columns with each other, with numbers and with text, such as
+            ``"cell_type == 'B' and n_counts > 500"``. They may use ``and``, ``or``, ``not``,
+            ``in [...]``, ``not in [...]`` and arithmetic, but no functions, attributes or
+            variables. Names that are not Python identifiers must be quoted in backticks. Columns
+            that the collection was not opened with are read first.
+
+        Raises
+        ------
+        ParameterError
+            The query is not of this form, or pandas cannot compare the values.
+        ColumnError
+            obs has no such column.
+
+        Examples
+        --------
+        >>> import anndata, numpy as np, tempfile
+        >>> from cellfeed import open_collection
+        >>> path = Path(tempfile.mkdtemp()) / "a.h5ad"
+        >>> obs = pd.DataFrame({"plate": list("abb")}, index=list("xyz"))
+        >>> anndata.AnnData(np.eye(3), obs=obs).write_h5ad(path)
+        >>> open_collection(path).where("plate == 'b'")
+        array([1, 2])
+        """
+        asked = Query(query)
+        return rows_where(asked, self.read_obs([*asked.columns]), len(self))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the first element: what `numpy.result_type` gives for those of its files.
+
+        Integers above 2^53 are rounded if this is float64, as when files have both int64 and
+        uint64.
+        """
+        return self._first.dtype
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of the first element: "csr" if any file stores it so, else "dense" or "ragged"."""
+        return self._first.layout
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The sources of the collection, in the order of its rows."""
+        return self._sources
+
+    @property
+    def locations(self) -> tuple[Location, ...]:
+        """The files, stores and URLs of the sources, in the order of their rows."""
+        return tuple(source.location for source in self._sources)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether any source is on a server or in an object store."""
+        return any(location.is_remote for location in self.locations)
+
+    @property
+    def uncached(self) -> bool:
+        """Whether pages of files are dropped from the page cache after each fetch."""
+        return any(location.options.uncached for location in self.locations)
+
+    @property
+    def can_be_forked(self) -> bool:
+        """Whether a process that has read from the collection may fork worker processes."""
+        return not self.is_remote and all(source.can_be_forked for source in self._sources)
+
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        """Compression of the first element in each of the `locations`, such as "gzip 4"."""
+        return tuple(source.elements[self._first.name].codec() for source in self._sources)
+
+    def describe(self) -> pd.DataFrame:
+        """Return a table of how each element of each file is stored, and whether it is read fast.
+
+        This reads no values.
+
+        Returns
+        -------
+        A data frame with one row for each element of each of the `locations`, and the columns
+        ``location``, ``element``, ``n_cells``, ``layout`` ("csr", "dense" or "ragged"), ``dtype``,
+        ``codec`` ("gzip 4"), ``chunk_shape`` (of the values; None if they are contiguous),
+        ``rows_per_chunk`` (on average), ``is_fast`` (whether cellfeed's own threads decode chunks)
+        and ``reason`` (why they do not, such as "through h5py: filter blosc2 is not supported";
+        else None).
+
+        Examples
+        --------
+        >>> import anndata, numpy as np, tempfile
+        >>> from cellfeed import open_collection
+        >>> path = Path(tempfile.mkdtemp()) / "a.h5ad"
+        >>> anndata.AnnData(np.eye(3, dtype=">f4")).write_h5ad(path, compression="gzip")
+        >>> open_collection(path).describe()[["element", "codec", "is_fast", "reason"]]
+          element   codec  is_fast                                    reason
+        0       X  gzip 4    False  through h5py: its numbers are big-endian
+        """
+        rows = (
+            {
+                "location": str(each.source.location),
+                "element": each.name,
+                "n_cells": each.source.n_rows,
+                "layout": each.stored.layout,
+                "dtype": str(each.stored.dtype),
+                "codec": each.stored.codec(),
+                "chunk_shape": each.stored.chunk_shape,
+                "rows_per_chunk": each.stored.rows_per_chunk,
+                "is_fast": each.slow is None,
+                "reason": each.slow and str(each.slow),
+            }
+            for each in self._described()
+        )
+        return pd.DataFrame(rows)
+
+    def _described(self, dtype: Dtypes = None) -> Iterator[_Described]:
+        """Yield each element of each source, for reading as the given dtypes; nothing is read."""
+        dtypes = dtypes_of(self._elements, dtype)
+        for source in self._sources:
+            for name, own_dtype in dtypes.items():
+                stored = source.elements[name]
+                slow = stored.slow_read(own_dtype) if source.n_rows else None
+                yield _Described(source, name, stored, slow)
+
+    def slow_reading(self, dtype: Dtypes = None) -> str | None:
+        """Return one line that says what is read slowly, why, and the remedy; None if nothing is.
+
+        Parameters
+        ----------
+        dtype
+            See `mean_row_bytes`.
+        """
+        slow = [(each, each.slow) for each in self._described(dtype) if each.slow is not None]
+        if not slow:
+            return None
+        first, why = slow[0]
+        line = f"{first.source.location}: `{first.name}` is read slowly, {why}; {why.remedy}"
+        n_others = len(slow) - 1
+        if n_others:
+            others = "1 other is" if n_others == 1 else f"{n_others} others are"
+            line += f" ({others} also read slowly: see `collection.describe()`)"
+        return line
+
+    def warn_if_slow(self, dtype: Dtypes = None) -> None:
+        """Warn if an element is read slowly; once, also across pickled copies.
+
+        Parameters
+        ----------
+        dtype
+            See `mean_row_bytes`.
+
+        Warns
+        -----
+        UserWarning
+            The line of `slow_reading`, if there is one.
+        """
+        line = None if self._has_warned else self.slow_reading(dtype)
+        if line is not None:
+            self._has_warned = True
+            warnings.warn(line, UserWarning, stacklevel=3)
+
+    @property
+    def cells_per_location(self) -> tuple[int, ...]:
+        """Number of cells in each of the `locations`."""
+        return tuple(np.diff(self._starts).tolist())
+
+    @cached_property
+    def files(self) -> tuple[Path, ...]:
+        """All local files with cells: those that were given, and those in given folders."""
+        found = [file for source in self._sources for file in source.files()]
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def rows_per_chunk(self) -> float:
+        """Mean number of rows of the first element in a chunk that is read as a whole."""
+        shares = np.diff(self._starts) / len(self)
+        return float(shares @ [each.rows_per_chunk for each in self._stored[self._first.name]])
+
+    def mean_row_bytes(self, dtype: Dtypes = None, *, dense: bool = False) -> float:
+        """Return the mean size of a cell in memory, in bytes, from cells all over the collection.
+
+        Parameters
+        ----------
+        dtype
+            Dtype of all elements, or dtypes of some by name; those of the collection if None.
+        dense
+            Whether sparse elements are made dense.
+        """
+        n_bytes, index_bytes = 0.0, np.dtype(np.int32).itemsize
+        for name, value_dtype in dtypes_of(self._elements, dtype).items():
+            element = self._elements[name]
+            if element.layout == "ragged":
+                n_bytes += self.mean_row_lengths[name] * value_dtype.itemsize
+            elif dense or element.layout == "dense":
+                n_bytes += element.n_columns * value_dtype.itemsize
+            else:
+                n_bytes += self.mean_row_lengths[name] * (value_dtype.itemsize + index_bytes)
+        return n_bytes
+
+    def stored_row_bytes(self) -> float:
+        """Return the mean compressed size of a cell in storage, over all its elements, in bytes."""
+        parts = (each for stored in self._stored.values() for each in stored)
+        return sum(each.stored_bytes() for each in parts) / len(self)
+
+    @cached_property
+    def mean_row_lengths(self) -> Mapping[str, float]:
+        """Mean number of stored values per cell of each sparse or ragged element.
+
+        It is the mean over up to 10,000 cells.
+        """
+        known = self._known_row_lengths
+        if self.knows_row_lengths:
+            return {name: mean for name, mean in known.items() if mean is not None}
+        rows = self._sampled_rows
+        few = self[rows[:: max(1, rows.size // _ROWS_READ)]]
+        return {name: _n_values(few[name]) / len(few) for name in known}
+
+    @property
+    def knows_row_lengths(self) -> bool:
+        """Whether `mean_row_lengths` is known from tables, without reading rows."""
+        return None not in self._known_row_lengths.values()
+
+    @cached_property
+    def _known_row_lengths(self) -> Mapping[str, float | None]:
+        """Mean row lengths of sparse and ragged elements, from tables; None if unknown."""
+        found = dict[str, float | None]()
+        for name, parts in self.parts(merge_consecutive(self._sampled_rows)).items():
+            if self._elements[name].layout != "dense":
+                lengths = [part.row_lengths() if part.keeps_all else None for part in parts]
+                known = [each for each in lengths if each is not None]
+                is_known = len(known) == len(parts)
+                found[name] = float(np.concatenate(known).mean()) if is_known else None
+        return found
+
+    @property
+    def _sampled_rows(self) -> NDArray[np.int64]:
+        return np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
+
+    def row_lengths(self, name: str, runs: Runs) -> NDArray[np.int64]:
+        """Return how many values of a sparse or ragged element each row of ``runs`` stores.
+
+        Rows whose lengths are not known from tables are read.
+
+        Parameters
+        ----------
+        name
+            Name of the element.
+        runs
+            Ascending, disjoint runs of rows, int64, shape (n, 2).
+        """
+        lengths = np.empty(count_rows(runs), np.int64)
+        for part in self.parts(runs)[name]:
+            known = part.row_lengths()
+            if known is None:
+                rows = part.read_rows()
+                if isinstance(rows, RaggedRows):
+                    known = rows.lengths
+                else:
+                    is_csr = isinstance(rows, CsrRows)
+                    known = np.diff(rows.indptr) if is_csr else np.count_nonzero(rows, axis=1)
+            lengths[part.rows] = known
+        return lengths
+
+    def parts(self, runs: Runs) -> dict[str, list[Part]]:
+        """Return the rows of each element, by source.
+
+        Parameters
+        ----------
+        runs
+            Ascending, disjoint runs of rows, int64, shape (n, 2).
+        """
+        parts = {name: list[Part]() for name in self._elements}
+        filled = 0
+        for k, local in split_at(runs, self._starts):
+            stop = filled + count_rows(local)
+            for name, element in self._elements.items():
+                maps, stored = element.column_maps, self._stored[name][k]
+                part = Part(
+                    source=self._sources[k],
+                    stored=stored,
+                    runs=local,
+                    rows=slice(filled, stop),
+                    column_map=None if maps is None else maps[k],
+                )
+                parts[name].append(part.as_stored(filled))
+            filled = stop
+        return parts
+
+    def chunk_starts(self) -> ChunkStarts:
+        """Return which rows are the first to begin in a chunk of the first element.
+
+        `BlockShuffling` with ``align="chunks"`` needs these. This reads row pointers.
+        """
+        elements = [*zip(self._sources, self._stored[self._first.name], strict=True)]
+        return ChunkStarts(partial(_rows_in_chunks, elements, are_remote=self.is_remote))
+
+    def load_tables(self) -> None:
+        """Read row pointers and chunk tables now, not with the first rows.
+
+        Processes that are forked later share them.
+        """
+        stored = [(each, own) for each in self._sources for own in each.elements.values()]
+        load_tables([each for each in stored if each[1].shape[0]], are_remote=self.is_remote)
+
+
+def _n_values(rows: Any) -> int:
+    return int(rows.offsets[-1] if isinstance(rows, RaggedRows) else rows.nnz)

@@ -1,0 +1,274 @@
+"""A query over obs columns, which is checked here and evaluated by pandas.
+
+pandas gets an expression that is rebuilt from the parsed query, with column numbers in place of
+names and with constants folded. It contains no Python names, calls or attributes.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import ParameterError
+from cellfeed._lazy import pd
+from cellfeed.rows import CategoricalColumn, ObsColumn
+
+_TOKENS = re.compile(
+    r"""(?P<refused>'{3}|"{3}|@)|(?P<text>'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")"""
+    r"""|`(?P<name>[^`]+)`|(?P<and>&)|(?P<or>\|)"""
+)
+_PLACEHOLDER = re.compile(r"_obs_column_(\d+)_")
+_CALCULATIONS: Mapping[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+_COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_CONDITIONS = (ast.Compare, ast.BoolOp, ast.Name)
+_MOST_POWER = 64
+_LARGEST_INTEGER = 2**63
+_MOST_CHARACTERS, _MOST_SHOWN = 100_000, 200
+
+
+class Query:
+    """A condition on obs columns, such as ``"cell_type == 'B' and n_counts > 500"``.
+
+    Parameters
+    ----------
+    text
+        The text of the query.
+
+    Attributes
+    ----------
+    columns
+        The columns in it, each once.
+
+    Raises
+    ------
+    ParameterError
+        It has something other than columns, constants, comparisons, ``and``, ``or``, ``not``,
+        ``in`` with lists of constants, and arithmetic; or it has no column.
+    """
+
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str):
+            msg = f"a query must be text, such as \"cell_type == 'B'\", but got {text!r}"  # type: ignore[unreachable]
+            raise ParameterError(msg)
+        shown = text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
+        self._called = f"query {shown!r}"
+        self.columns = list[str]()
+        self._conditions = list[str]()  # columns that have to be true or false
+        if len(text) > _MOST_CHARACTERS:
+            raise self._refused(f"has more than {_MOST_CHARACTERS:,} characters")
+        try:
+            python = _TOKENS.sub(self._token, text).strip()
+            self._expression = ast.unparse(self._checked(ast.parse(python, mode="eval").body))
+        except (RecursionError, MemoryError) as error:
+            raise self._refused("is nested too deeply; simplify it") from error
+        except (SyntaxError, ValueError) as error:
+            if isinstance(error, ParameterError):
+                raise
+            msg = "is not an expression; write, for example, \"cell_type == 'B'\""
+            raise self._refused(msg) from error
+        if not self.columns:
+            raise self._refused("has no obs column; compare one")
+
+    def _refused(self, what: str) -> ParameterError:
+        return ParameterError(f"{self._called}: {what}")
+
+    def evaluate(self, columns: Mapping[str, Any]) -> NDArray[np.bool_]:
+        """Return where the condition holds; False where it is missing.
+
+        Parameters
+        ----------
+        columns
+            Rows of the columns in the query, as pandas series of the same length.
+
+        Raises
+        ------
+        ParameterError
+            pandas cannot compare columns of these dtypes.
+        """
+        for name in self._conditions:
+            if not _are_booleans(columns[name]):
+                raise self._refused(
+                    f"{name!r} is not true or false; compare it, as in `{name} == 1`"
+                )
+        try:
+            with np.errstate(all="ignore"):
+                found = pd.eval(
+                    self._expression,
+                    parser="pandas",
+                    engine="python",
+                    local_dict={},
+                    global_dict={},
+                    resolvers=[{self._placeholder(name): columns[name] for name in self.columns}],
+                )
+        except Exception as error:  # whatever pandas raises of a dtype
+            said = _PLACEHOLDER.sub(lambda match: repr(self.columns[int(match[1])]), str(error))
+            what = " ".join(said.split()) or type(error).__name__
+            raise self._refused(f"pandas cannot evaluate it: {what}") from error
+        if not isinstance(found, pd.Series) or not _are_booleans(found):
+            raise self._refused("gives values that are not true or false; compare them")
+        return found.to_numpy(dtype=bool, na_value=False)
+
+    def _placeholder(self, column: str) -> str:
+        """Return the name of a column in the expression."""
+        if column not in self.columns:
+            self.columns.append(column)
+        return f"_obs_column_{self.columns.index(column)}_"
+
+    def _token(self, match: re.Match[str]) -> str:
+        """Return a placeholder for a name in backticks, or pandas' meaning of ``&`` and ``|``."""
+        if match["refused"]:
+            raise self._refused(
+                f"{match[0]} is not allowed; write literal values, such as 'B' or 500"
+            )
+        if match["name"]:
+            return f" {self._placeholder(match['name'])} "
+        return match["text"] or (" and " if match["and"] else " or ")
+
+    def _checked(self, node: ast.expr) -> ast.expr:
+        """Return a rebuilt expression, if it is allowed."""
+        match node:
+            case ast.Constant(value=bool() | int() | float() | str() as value):
+                is_huge = isinstance(value, int) and abs(value) > _LARGEST_INTEGER
+                if is_huge or (isinstance(value, float) and not math.isfinite(value)):
+                    raise self._refused("has a number that is too large")
+                return node
+            case ast.Name(id=name):
+                return ast.Name(self._placeholder(self._column(name)), ast.Load())
+            case ast.BoolOp(values=operands):
+                return ast.BoolOp(node.op, [self._condition(each) for each in operands])
+            case ast.UnaryOp(op=ast.Not() | ast.Invert(), operand=operand):
+                return ast.UnaryOp(node.op, self._condition(operand))
+            case ast.UnaryOp() | ast.BinOp() if type(node.op) in _CALCULATIONS:
+                return self._calculation(node)
+            case ast.Compare(left=left, ops=ops, comparators=right):
+                return ast.Compare(self._checked(left), ops, list(map(self._compared, ops, right)))
+        raise self._refused(
+            f"{ast.unparse(node)[:80]!r} is not allowed; use columns, constants, comparisons, "
+            "and, or, not, in [...] and arithmetic"
+        )
+
+    def _column(self, name: str) -> str:
+        """Return the column of a name, which may be the placeholder of one in backticks."""
+        match = _PLACEHOLDER.fullmatch(name)
+        number = int(match[1]) if match else len(self.columns)
+        return self.columns[number] if number < len(self.columns) else name
+
+    def _condition(self, node: ast.expr) -> ast.expr:
+        """Return an operand of and, or, not; refuse numbers, whose bits would be combined."""
+        is_not = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.Invert)
+        if not is_not and not isinstance(node, _CONDITIONS):
+            raise self._refused(
+                f"combines {ast.unparse(node)[:80]!r} with and, or, not; compare it, as in `n > 0`"
+            )
+        if isinstance(node, ast.Name):
+            self._conditions.append(self._column(node.id))
+        return self._checked(node)
+
+    def _calculation(self, node: ast.UnaryOp | ast.BinOp) -> ast.expr:
+        """Return a calculation, or its result if it has no column."""
+        given = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
+        operands, op = [self._checked(each) for each in given], node.op
+        constants: list[Any] = [each.value for each in operands if isinstance(each, ast.Constant)]
+        if any(isinstance(value, str) for value in constants):
+            raise self._refused("calculates with text; compare it instead")
+        power: Any = getattr(operands[-1], "value", math.inf)
+        if isinstance(op, ast.Pow) and abs(power) > _MOST_POWER:
+            raise self._refused(f"has an exponent that is not a number up to {_MOST_POWER}")
+        if len(constants) < len(operands):
+            if isinstance(node, ast.UnaryOp):
+                return ast.UnaryOp(node.op, *operands)
+            return ast.BinOp(operands[0], node.op, operands[1])
+        try:  # none is large, so it is quick
+            return self._checked(ast.Constant(_CALCULATIONS[type(op)](*constants)))
+        except ArithmeticError as error:
+            raise self._refused(f"calculates with constants: {error}") from error
+
+    def _compared(self, comparison: ast.cmpop, node: ast.expr) -> ast.expr:
+        """Return the right side of a comparison: for ``in``, a list of constants."""
+        if isinstance(comparison, _COMPARISONS):
+            return self._checked(node)
+        if not isinstance(comparison, ast.In | ast.NotIn):
+            raise self._refused("`is` is not allowed; compare with ==")
+        constants = [*map(self._checked, getattr(node, "elts", []))]
+        if not constants or not all(isinstance(each, ast.Constant) for each in constants):
+            raise self._refused("`in` takes a list of constants, such as ['a', 'b']")
+        return ast.List(constants, ast.Load())
+
+
+def _are_booleans(series: pd.Series[Any]) -> bool:
+    is_category = isinstance(series.dtype, pd.CategoricalDtype)  # which may be of booleans
+    return not is_category and pd.api.types.is_bool_dtype(series.dtype)
+
+
+# Rows whose obs fulfil a condition.
+
+_ROWS_AT_ONCE = 1 << 18
+
+
+def rows_where(query: Query, columns: Mapping[str, ObsColumn], n_rows: int) -> NDArray[np.int64]:
+    """Return the rows where a condition holds, ascending.
+
+    Parameters
+    ----------
+    query
+        The condition.
+    columns
+        All rows of the columns in the condition.
+    n_rows
+        The number of rows.
+
+    Raises
+    ------
+    ParameterError
+        pandas cannot compare columns of these dtypes.
+    """
+    take = {name: _series_of(columns[name]) for name in query.columns}
+    found = [np.empty(0, np.int64)]
+    for start in range(0, n_rows, _ROWS_AT_ONCE):
+        part = slice(start, start + _ROWS_AT_ONCE)
+        holds = query.evaluate({name: series(part) for name, series in take.items()})
+        found.append(np.flatnonzero(holds) + start)
+    return np.concatenate(found)
+
+
+def _series_of(column: ObsColumn) -> Callable[[slice], pd.Series[Any]]:
+    """Return a function that makes a pandas series of some rows of a column.
+
+    Categories stay codes, except for booleans, unless these are categories with missing values.
+    """
+    if not isinstance(column, CategoricalColumn):
+        numbers = column.values
+        if column.is_nullable:
+            return lambda part: pd.Series(
+                pd.arrays.FloatingArray(numbers[part], np.isnan(numbers[part]))
+            )
+        is_narrow = numbers.dtype.kind in "iu" and numbers.dtype != np.uint64
+        wide = np.dtype(np.int64) if is_narrow else numbers.dtype  # so that results do not wrap
+        return lambda part: pd.Series(numbers[part].astype(wide, copy=False))
+    codes = column.codes
+    has_missing = bool(codes.min(initial=0) < 0)
+    kinds = {type(each) for each in column.categories}
+    if column.is_nullable or (kinds and kinds <= {bool, np.bool_} and not has_missing):
+        values = np.append(column.categories.astype(bool), [False])  # the last is of code -1
+        if not has_missing:
+            return lambda part: pd.Series(values[codes[part]])
+        return lambda part: pd.Series(pd.arrays.BooleanArray(values[codes[part]], codes[part] < 0))
+    dtype = pd.CategoricalDtype(pd.Index(column.categories))
+    return lambda part: pd.Series(pd.Categorical.from_codes(codes[part], dtype=dtype))

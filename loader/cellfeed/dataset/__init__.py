@@ -1,0 +1,8 @@
+"""Datasets that a training loop iterates over: epochs, ranks, workers, the DataLoader."""
+
+from cellfeed.dataset._cell_dataset import CellDataset
+from cellfeed.dataset._interleaved import InterleavedDatasets
+from cellfeed.dataset._parameters import ReadOptions
+from cellfeed.dataset._statistics import Statistics
+
+__all__ = ["CellDataset", "InterleavedDatasets", "ReadOptions", "Statistics"]

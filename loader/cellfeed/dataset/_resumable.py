@@ -1,0 +1,555 @@
+"""The base class of datasets: epochs that begin together, are counted, stopped and resumed."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Literal, Self
+
+from numpy.typing import NDArray
+
+from cellfeed._errors import ParameterError, StateError, require_positive
+from cellfeed._torch import IterableDataset, get_worker_info
+from cellfeed.dataset._iteration import Iteration
+from cellfeed.dataset._ranks import CommonSeed, Ranks, begin_together, flat
+from cellfeed.dataset._run import Beginning, Epoch, Position, Run
+from cellfeed.dataset._state import position_of, require_epoch, state_of
+from cellfeed.dataset._statistics import (
+    Statistics,
+    StatisticsHistory,
+    StatisticsLog,
+    ranges_of,
+    statistics_of,
+)
+from cellfeed.decode import Counters
+from cellfeed.rows import Cells
+from cellfeed.rows._minibatch import refuse_collating
+from cellfeed.sampling import Progress
+
+refuse_collating(Cells)
+
+# Numbers of epochs that follow from torch's seed are below this.
+_DRAWN_EPOCHS = 1 << 61
+
+
+class ResumableDataset(IterableDataset[Any], ABC):
+    """Delivers epochs that the processes of a training divide among them.
+
+    Parameters
+    ----------
+    ranks
+        The ranks that train together.
+    streams
+        Number of streams of an epoch; if None, as many as ranks.
+    """
+
+    _is_made = False
+
+    def __init__(self, ranks: Ranks, streams: int | None) -> None:
+        super().__init__()
+        self._ranks = ranks
+        self.streams = None if streams is None else require_positive("streams", streams)
+        self._counters = Counters()
+        self._run = Run()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_parameter = name in vars(self) or hasattr(type(self), name)
+        if self._is_made and is_parameter and not name.startswith("_"):
+            msg = (
+                f"`{name}` is fixed when a dataset is made, but was set to {value!r}; make another "
+                "dataset with it"
+            )
+            raise ParameterError(msg)
+        super().__setattr__(name, value)
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the last minibatch of an epoch was delivered, and none since."""
+        return self._run.is_at_end
+
+    @property
+    def rank(self) -> int:
+        """The current rank of this process."""
+        return self._ranks.look()[0]
+
+    @property
+    def world_size(self) -> int:
+        """The current number of processes that train together."""
+        return self._ranks.look()[1]
+
+    @property
+    @abstractmethod
+    def _length(self) -> int:
+        """Number of minibatches in a whole epoch on this rank."""
+
+    def __len__(self) -> int:
+        """Return the number of minibatches that an epoch delivers to this rank.
+
+        In an epoch that was resumed, this includes the minibatches delivered before, so that a
+        loop that continues its count ends with this number.
+        """
+        latest, upcoming, n_of_epoch = self._run.latest, self._run.upcoming, 0
+        if latest is not None and not self._run.is_at_end:
+            n_of_epoch = latest.start.n_minibatches + latest.n_left
+        elif latest is None and upcoming.n_minibatches:
+            n_of_epoch = upcoming.n_minibatches + self._n_left(self._beginning_at(upcoming))
+        return max(self._length, n_of_epoch)
+
+    # What an epoch is made of.
+
+    @property
+    @abstractmethod
+    def _seeds(self) -> tuple[CommonSeed, ...]:
+        """The seeds of all datasets."""
+
+    @abstractmethod
+    def _identity(self) -> dict[str, Any]:
+        """Return the ``data`` and ``configuration`` of a state, as JSON values."""
+
+    @abstractmethod
+    def _read_identity(self) -> Any:
+        """Return what identifies the values that are read, in which ranks must not differ."""
+
+    @abstractmethod
+    def _n_left(self, beginning: Beginning) -> int:
+        """Return how many minibatches are left of an epoch."""
+
+    @abstractmethod
+    def _minibatches(self, beginning: Beginning) -> Generator[Any, None, None]:
+        """Deliver the rest of an epoch in this process."""
+
+    @abstractmethod
+    def _sizes(self, beginning: Beginning) -> Iterable[int]:
+        """Return the number of minibatches of each fetch that is left of an epoch."""
+
+    @abstractmethod
+    def _sources(self, beginning: Beginning) -> Iterable[int]:
+        """Return which of these fetches each minibatch that is left of an epoch comes from."""
+
+    @abstractmethod
+    def _of_worker(self, beginning: Beginning, first: int, step: int) -> Generator[Any, None, None]:
+        """Deliver the minibatches of every n-th of these fetches."""
+
+    @property
+    @abstractmethod
+    def minibatch_bytes(self) -> int:
+        """Mean size of a minibatch as it is read, in bytes; 0 if unknown."""
+
+    def __copy__(self) -> Self:
+        copied: Self = object.__new__(type(self))
+        # A copy goes on by itself, at the next epoch.
+        own = [name for name in ("_counters", "_run", "_seed") if name in vars(self)]
+        copies = copy.deepcopy([vars(self)[name] for name in own])
+        vars(copied).update(vars(self) | dict(zip(own, copies, strict=True)))
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_latest")}
+
+    def __getitem__(self, index: Any) -> Any:
+        msg = (
+            f"a dataset has no minibatch {index!r}: it is iterated over, in the order of its "
+            "strategy; index the collection to read rows, as in `collection[rows]`, and to divide "
+            "or choose cells, give rows to the strategy: `train, test = random_split(collection, "
+            "[0.8, 0.2], seed=0)` of cellfeed, then `BlockShuffling(16, indices=train)`"
+        )
+        raise ParameterError(msg)
+
+    def __iter__(self) -> Iteration[Any]:
+        worker = get_worker_info()
+        if worker is not None:
+            require_kept_whole(self)
+            beginning = self._beginning_of_another_loader(worker)
+            return Iteration(lambda: self._of_worker(beginning, worker.id, worker.num_workers))
+        # Begun with the first minibatch, so that the epoch may be set until then.
+        return Iteration(self._delivered)
+
+    def _delivered(self) -> Generator[Any, None, None]:
+        """Begin an epoch, and return its minibatches."""
+        with self.begun() as (beginning, epoch):
+            return epoch.counting(self._minibatches(beginning))
+
+    @contextmanager
+    def begun(self) -> Iterator[tuple[Beginning, Epoch]]:
+        """Begin the next epoch, together with other ranks; it has not begun if the block fails."""
+        require_kept_whole(self)
+        history = self._history()
+        history.every = getattr(self, "fetch_factor", 1)
+        before = self._run.begin()
+        try:
+            position = before.upcoming.divided_among(self.streams or self.world_size)
+            group = self._ranks.group
+            if group is not None:
+                self._begin_together(group, position)
+            beginning = self._beginning_at(position)
+            yield beginning, self._run.begun(position, self._n_left(beginning), self._counters)
+        except BaseException:
+            self._run.take_back(before)
+            raise
+
+    def _begin_together(self, group: Any, position: Position) -> None:
+        """Begin an epoch on all ranks, which must be the same."""
+        seeds, identity = self._seeds, self._identity()
+        names = ["seed"] if len(seeds) == 1 else [f"seed.{k}" for k in range(len(seeds))]
+        statement = flat(
+            {
+                "epoch": position.epoch,
+                "after minibatches": position.n_minibatches,
+                **{name: s.stated(group.rank()) for name, s in zip(names, seeds, strict=True)},
+                "divided": [[each.world_size, each.n_minibatches] for each in position.after],
+                **identity["data"],
+                **identity["configuration"],
+                "read": self._read_identity(),
+                "world_size": self.world_size,
+            }
+        )
+        first = begin_together(group, statement)
+        for name, each in zip(names, seeds, strict=True):
+            each.take(first[name])
+
+    def _beginning_of_another_loader(self, worker: Any) -> Beginning:
+        """Return what a worker of a DataLoader begins that is not `loader`.
+
+        Nobody tells it the epoch. It is the one that was set before the workers started, else it
+        follows from torch's seed, as the order of torch's own samplers does; and the next one in
+        each further iteration of workers that persist.
+
+        Raises
+        ------
+        StateError
+            A state was loaded.
+        ParameterError
+            There are several ranks, and the epoch was not set.
+        """
+        remedy = "iterate over `dataset.loader(num_workers=...)`"
+        position, world_size = self._run.upcoming, self._ranks.now()[1]
+        if position.n_minibatches:
+            msg = "a state was loaded, of which workers of another DataLoader do not know"
+            raise StateError(f"{msg}; {remedy}")
+        if not self._run.is_set:
+            if world_size > 1:
+                msg = (
+                    "in workers of another DataLoader, ranks have to be told the epoch; call "
+                    f"`set_epoch(epoch)` before each epoch, or {remedy}"
+                )
+                raise ParameterError(msg)
+            position = Position(epoch=(worker.seed - worker.id) % _DRAWN_EPOCHS)
+        self._run.go_to(Position(epoch=position.epoch + 1), is_set=True)
+        return self._beginning_at(position)
+
+    def _beginning_at(self, position: Position) -> Beginning:
+        """Return what an epoch follows from that begins at a position on the ranks there are."""
+        rank, world_size = self._ranks.now()
+        return Beginning(
+            position=position.divided_among(self.streams or world_size),
+            rank=rank,
+            world_size=world_size,
+            seeds=tuple(each.use(world_size) for each in self._seeds),
+        )
+
+    def peek(self, n: int = 1) -> list[Any]:
+        """Return the first minibatches of the coming epoch, which count as nothing.
+
+        The next iteration delivers them again. No other rank is needed, unless ranks have not yet
+        taken the seed of the first, and no worker process starts.
+
+        Parameters
+        ----------
+        n
+            Number of minibatches; fewer are returned if the epoch has fewer.
+
+        Raises
+        ------
+        ParameterError
+            ``n`` is below one, or ``seed`` was not given and ranks have not begun an epoch yet.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from cellfeed import BlockShuffling, CellDataset
+        >>> dataset = CellDataset(np.arange(100), BlockShuffling(4), batch_size=10, seed=0)
+        >>> first = dataset.peek()[0]
+        >>> bool((next(iter(dataset)) == first).all())
+        True
+        """
+        beginning = self._beginning_at(self._run.upcoming)
+        self._n_left(beginning)  # which refuses what cannot go on
+        return [*islice(Iteration(lambda: self._minibatches(beginning)), require_positive("n", n))]
+
+    @property
+    def counters(self) -> Counters:
+        """Counters of this dataset and its copies in worker processes; see `statistics`."""
+        return self._counters
+
+    def statistics(self) -> Statistics:
+        """Return counts and times of all stages since this dataset was made.
+
+        They include all epochs and worker processes. Of datasets that are interleaved, they include
+        epochs of their own, but not the times of a training loop in these. Subtract two statistics
+        for the work done in between.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from cellfeed import BlockShuffling, CellDataset
+        >>> dataset = CellDataset(np.arange(100), BlockShuffling(block_size=4), batch_size=10)
+        >>> for minibatch in dataset:
+        ...     pass
+        >>> done = dataset.statistics()
+        >>> done.n_minibatches, done.n_cells
+        (10, 100)
+        """
+        return statistics_of(self._all_counters())
+
+    def history(self) -> dict[str, NDArray[Any]]:
+        """Return what was counted in each of the last thousand fetches.
+
+        Where throughput falls by half for two seconds or more, because the training loop waits for
+        minibatches, the logger ``cellfeed`` warns, and names the stage that takes longer.
+
+        Returns
+        -------
+        An array for each field of `Statistics`, of the work since the fetch before, shape
+        (n_fetches,), the latest last; times are seconds. ``time`` is when the training loop had
+        received the fetch, in seconds since 1970. Of interleaved datasets, a fetch is a minibatch.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from cellfeed import BlockShuffling, CellDataset
+        >>> dataset = CellDataset(np.arange(100), BlockShuffling(4), batch_size=10, fetch_factor=5)
+        >>> for minibatch in dataset:
+        ...     pass
+        >>> dataset.history()["n_minibatches"]
+        array([5, 5])
+        """
+        return self._history().arrays()
+
+    def _history(self) -> StatisticsHistory:
+        if self._run.history is None:
+            self._run.history = StatisticsHistory(self._all_counters())
+        return self._run.history
+
+    def log_statistics(self, log: Any, *, every: int = 100) -> None:
+        """Log statistics from now on, after every so many minibatches of the training loop.
+
+        Each time, they are those of the work since the last time; see `Statistics.scalars`. The
+        step is the number of minibatches that this dataset has delivered. This applies to epochs
+        that begin afterwards.
+
+        Parameters
+        ----------
+        log
+            A function of a dictionary and a step: ``wandb.log``, ``mlflow.log_metrics``,
+            ``accelerator.log``, the ``log_metrics`` of Lightning's loggers, or your own; or a
+            ``SummaryWriter`` of TensorBoard. None logs no more.
+        every
+            Number of minibatches.
+
+        Raises
+        ------
+        ParameterError
+            ``log`` is nothing of this kind, or ``every`` is below one.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from cellfeed import BlockShuffling, CellDataset
+        >>> dataset = CellDataset(np.arange(100), BlockShuffling(block_size=4), batch_size=10)
+        >>> dataset.log_statistics(lambda values, step: print(step, len(values)), every=5)
+        >>> for minibatch in dataset:
+        ...     pass
+        5 12
+        10 12
+        """
+        self._run.log = None if log is None else StatisticsLog(self._all_counters(), log, every)
+
+    def annotate(self, profiler: Literal["torch", "nvtx"] | None) -> None:
+        """Show the stages of the work to a profiler as named ranges, or no more.
+
+        Ranges are named ``cellfeed: waiting`` (in the training loop, for the next minibatch),
+        ``cellfeed: making tensors`` and so on, as the stages of `Statistics`; compiled code that
+        reads, decompresses and places is one range in each of its threads. This applies to epochs
+        that begin afterwards. Without ranges, which is the default, nothing is measurable of this.
+
+        Parameters
+        ----------
+        profiler
+            "torch" for ranges of `torch.profiler.record_function`; "nvtx" for those of Nsight
+            Systems, which need a torch with CUDA.
+
+        Raises
+        ------
+        ParameterError
+            ``profiler`` is something else, or this torch has no NVTX.
+        ImportError
+            torch is not installed.
+        """
+        ranges = None if profiler is None else ranges_of(profiler)
+        for each in self._all_counters():
+            each.ranges = ranges
+
+    def _all_counters(self) -> list[Counters]:
+        """Return its counters, and those of datasets that it is made of."""
+        return [self._counters]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration the given epoch.
+
+        This is not needed, since each iteration is the next epoch, also after `load_state_dict`. An
+        iteration begins with its first minibatch. If the given epoch is about to be resumed from a
+        state, it still is.
+
+        Raises
+        ------
+        ParameterError
+            ``epoch`` is not an integer, is negative or is too large; or Accelerate calls this for
+            a DataLoader that it divides among ranks a second time.
+
+        Warns
+        -----
+        UserWarning
+            The position in a state that was loaded is discarded, within another epoch.
+        """
+        require_kept_whole(self)
+        epoch, upcoming = require_epoch(epoch), self._run.upcoming
+        if upcoming.n_minibatches and upcoming.epoch != epoch:
+            warnings.warn(
+                f"epoch {epoch} was set, so that the rest of epoch {upcoming.epoch}, after "
+                f"{upcoming.n_minibatches:,} minibatches, is not delivered, as the loaded state "
+                "would have; set the epoch of the state, or none",
+                UserWarning,
+                stacklevel=2,
+            )
+        if upcoming.epoch != epoch:
+            upcoming = Position(epoch=epoch)
+        self._run.go_to(upcoming, is_set=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the training loop, from which `load_state_dict` resumes.
+
+        The position is exact after any minibatch, whatever has been read ahead, and does not depend
+        on worker processes. Of several iterations at once, it is that of the one that delivered
+        the latest minibatch. Ranks that have consumed the same number of minibatches have the same
+        state, so one rank can save it for all.
+
+        Returns
+        -------
+        A dictionary of JSON values, a few hundred bytes: format and version; identifiers of data,
+        parameters and seed; the epoch; how many minibatches of it each rank has delivered, with
+        the number of ranks; and a checksum.
+
+        Raises
+        ------
+        StateError
+            It is called in a worker process of a DataLoader that is not `loader`.
+        ParameterError
+            The ranks have not agreed on a seed yet, or the strategy has an attribute that a state
+            cannot identify.
+        """
+        _require_no_worker()
+        seeds = [each.look(self.world_size) for each in self._seeds]
+        return state_of(self._identity() | {"seed": self._seed_values(seeds)}, self._run.position)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a state: the next iteration delivers the rest of its epoch.
+
+        With the same number of ranks (or the same ``streams``), it delivers exactly the minibatches
+        that would have followed, with any number of workers. With another number, the remaining
+        cells are divided again, as an epoch of their own: none is missing and none comes twice,
+        except for the cells that are repeated (or, with ``drop_last``, left out) to give all ranks
+        the same number.
+
+        Parameters
+        ----------
+        state
+            The dictionary that `state_dict` returned, or the same after a round trip through JSON;
+            the same on all ranks.
+
+        Raises
+        ------
+        StateError
+            The state is damaged, has another version, is of other data, parameters or another
+            seed, or says that more was delivered than the epoch has.
+        ParameterError
+            The strategy has an attribute that a state cannot identify.
+        """
+        _require_no_worker()
+        position = position_of(state, self._identity())
+        seeds = self._seeds_of(state["seed"])
+        for each, seed in zip(self._seeds, seeds, strict=True):
+            each.require_no_other(seed)
+        self._require_in_range(position, tuple(seeds))
+        for each, seed in zip(self._seeds, seeds, strict=True):
+            each.take(seed)
+        self._run.go_to(position)
+
+    def _seed_values(self, seeds: list[int]) -> Any:
+        """Return the seeds as a JSON value of a state."""
+        return seeds[0]
+
+    def _seeds_of(self, value: Any) -> list[int]:
+        """Return the seeds in a state."""
+        return [value]
+
+    def _require_in_range(self, position: Position, seeds: tuple[int, ...]) -> None:
+        """Check that an epoch can have come as far as a state says.
+
+        Raises
+        ------
+        StateError
+            It cannot.
+        """
+        parts = (*position.after, position.progress)
+        for k, each in enumerate(parts):
+            start = Position(
+                epoch=position.epoch, after=parts[:k], progress=Progress(world_size=each.world_size)
+            )
+            whole = Beginning(position=start, rank=0, world_size=each.world_size, seeds=seeds)
+            try:
+                n = self._n_left(whole)
+            except ParameterError as error:
+                raise StateError(f"the state is damaged: {error}; load an earlier one") from error
+            if each.n_minibatches > n:
+                msg = (
+                    f"the state is damaged: each of {each.world_size} ranks has delivered "
+                    f"{each.n_minibatches:,} of {n:,} minibatches; load an earlier one"
+                )
+                raise StateError(msg)
+
+
+def _require_no_worker() -> None:
+    if get_worker_info() is not None:
+        msg = "workers of another DataLoader have no state; iterate over `dataset.loader(...)`"
+        raise StateError(msg)
+
+
+def require_kept_whole(dataset: Any) -> None:
+    """Check that Accelerate, if it iterates over a dataset, does not divide it a second time.
+
+    Accelerate says in public which of its DataLoaders is iterated over.
+
+    Raises
+    ------
+    ParameterError
+        It is one over this dataset that is not `loader`, and there are several ranks.
+    """
+    if dataset.world_size == 1:
+        return
+    loaders, state = (sys.modules.get(f"accelerate.{name}") for name in ("data_loader", "state"))
+    active = None if loaders is None or state is None else state.GradientState().active_dataloader
+    if loaders is None or not isinstance(active, loaders.DataLoaderAdapter):
+        return
+    iterated = active.dataset
+    if iterated is dataset or getattr(iterated, "dataset", None) is dataset:
+        msg = (
+            "Accelerate divides another DataLoader among ranks, but the dataset is divided "
+            "already, so cells would be missing; pass `dataset.loader(...)` to "
+            "`accelerator.prepare`"
+        )
+        raise ParameterError(msg)

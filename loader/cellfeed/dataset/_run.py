@@ -1,0 +1,242 @@
+"""Where a run is: the next epoch, and how much of the current one its consumer has received."""
+
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from cellfeed._errors import DeliveryError
+from cellfeed.dataset._statistics import StatisticsHistory
+from cellfeed.decode import Counter, Counters
+from cellfeed.sampling import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """A position in a run, at which it can be stopped and resumed.
+
+    Parameters
+    ----------
+    epoch
+        The epoch.
+    after
+        How far the epoch had come each time that it was divided again.
+    progress
+        How far it has come since.
+    """
+
+    epoch: int = 0
+    after: tuple[Progress, ...] = ()
+    progress: Progress = field(default_factory=Progress)
+
+    @property
+    def n_minibatches(self) -> int:
+        """Number of minibatches of the epoch that were delivered before."""
+        return sum(each.n_minibatches for each in (*self.after, self.progress))
+
+    def divided_among(self, n_streams: int) -> "Position":
+        """Return the same position for a number of ranks or streams: the rest is divided anew."""
+        there = self.progress
+        if there.world_size == n_streams:
+            return self
+        after = (*self.after, there) if there.n_minibatches else self.after
+        return replace(self, after=after, progress=Progress(world_size=n_streams))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """What the order of the rest of an epoch on a rank follows from; all that workers are told.
+
+    Parameters
+    ----------
+    position
+        Where it begins.
+    rank, world_size
+        This rank, and the number of ranks.
+    seeds
+        The seed of each dataset.
+    """
+
+    position: Position
+    rank: int
+    world_size: int
+    seeds: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Epoch:
+    """An epoch, or the rest of one, whose minibatches are counted as the consumer receives them.
+
+    Parameters
+    ----------
+    start
+        Position where it begins.
+    n_left
+        Number of minibatches from there to its end.
+    run
+        The run that it belongs to.
+    counters
+        Counters of minibatches and of waiting times.
+    after_each
+        Functions that are called after each minibatch.
+    """
+
+    start: Position
+    n_left: int
+    # A reference cycle would keep shared memory open until garbage is collected.
+    run: "weakref.ref[Run]"
+    counters: Counters
+    after_each: tuple[Callable[[], object], ...] = ()
+    n_delivered: int = 0
+
+    @property
+    def position(self) -> Position:
+        """Position of the training loop; after the last minibatch, the start of the next epoch."""
+        if self.n_delivered == self.n_left:
+            return Position(epoch=self.start.epoch + 1)
+        progress = self.start.progress
+        n = progress.n_minibatches + self.n_delivered
+        return replace(self.start, progress=replace(progress, n_minibatches=n))
+
+    def counting(self, minibatches: Iterator[Any]) -> Generator[Any, None, None]:
+        """Yield minibatches without keeping the last, and measure waiting and training times.
+
+        Raises
+        ------
+        DeliveryError
+            There were fewer minibatches than expected.
+        """
+        now = time.perf_counter_ns()
+        try:
+            while True:
+                try:
+                    with self.counters.range_of("waiting"):
+                        delivered = [next(minibatches)]
+                except StopIteration:
+                    break
+                before, now = now, time.perf_counter_ns()
+                self.counters.add(Counter.WAITING, now - before)
+                self.counters.add(Counter.MINIBATCHES, 1)
+                _warn_of_doubts(self.counters)
+                self.n_delivered += 1
+                try:
+                    for call in self.after_each:
+                        call()
+                except BaseException:
+                    self.n_delivered -= 1  # its consumer does not receive it
+                    raise
+                if (run := self.run()) is not None:
+                    run.latest = self
+                yield delivered.pop()
+                before, now = now, time.perf_counter_ns()
+                self.counters.add(Counter.TRAINING, now - before)
+        finally:
+            if isinstance(minibatches, Generator):
+                minibatches.close()
+        if self.n_delivered != self.n_left:
+            msg = (
+                f"the epoch ended after {self.n_delivered:,} of {self.n_left:,} minibatches; "
+                "please report this"
+            )
+            raise DeliveryError(msg)
+
+
+_DOUBTS = (
+    "{:,} values so far are -1 or less, of which `Log1p` is NaN or -infinity; if they are scaled",
+    (
+        "in {:,} of the cells so far, the values do not add up to an integer, as counts do; if "
+        "`NormalizeTotal` gets values that are normalized or log-transformed"
+    ),
+)
+_REMEDY = " already, leave it out, or read counts, such as `layers/counts`"
+
+
+def _warn_of_doubts(counters: Counters) -> None:
+    """Warn once of each kind of values that may not be counts."""
+    for kind, n in enumerate(counters.doubts):
+        if n and kind not in counters.has_warned_of:
+            counters.has_warned_of.add(kind)
+            warnings.warn(_DOUBTS[kind].format(n) + _REMEDY, UserWarning, stacklevel=3)
+
+
+class Before(NamedTuple):
+    """What a `Run` was before an iteration began."""
+
+    upcoming: Position
+    latest: Epoch | None
+    is_set: bool
+
+
+class Run:
+    """Where a run is: ``upcoming``, where the next iteration begins, and the ``latest`` epoch.
+
+    Beginning counts: an iteration takes ``upcoming``, which is then the start of the epoch after
+    it. The position of the run is that of the epoch that delivered the latest minibatch; before
+    the first, and after the epoch was set or a state was loaded, it is ``upcoming``.
+
+    Attributes
+    ----------
+    is_set
+        Whether the epoch was set since the last iteration began.
+    history, log
+        Called after each minibatch.
+    """
+
+    def __init__(self) -> None:
+        self.upcoming = Position()
+        self.latest: Epoch | None = None
+        self.is_set = False
+        self.history: StatisticsHistory | None = None
+        self.log: Callable[[], object] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def position(self) -> Position:
+        """Position of the consumer."""
+        return self.upcoming if self.latest is None else self.latest.position
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the last minibatch of an epoch was delivered, and no other since."""
+        return self.latest is not None and self.latest.n_delivered == self.latest.n_left
+
+    def go_to(self, position: Position, *, is_set: bool = False) -> None:
+        """Make the next iteration begin at a position."""
+        with self._lock:
+            self.upcoming, self.latest, self.is_set = position, None, is_set
+
+    def begin(self) -> "Before":
+        """Return what this was, at whose ``upcoming`` an iteration begins."""
+        with self._lock:
+            before = Before(self.upcoming, self.latest, self.is_set)
+            self.upcoming, self.is_set = Position(epoch=before.upcoming.epoch + 1), False
+            return before
+
+    def take_back(self, before: "Before") -> None:
+        """Be as before an iteration that has not begun, unless others have since."""
+        with self._lock:
+            if self.upcoming == Position(epoch=before.upcoming.epoch + 1):
+                self.upcoming, self.latest, self.is_set = before
+
+    def begun(self, position: Position, n_left: int, counters: Counters) -> Epoch:
+        """Return the epoch that began at a position, of which it is the latest."""
+        calls = tuple(each for each in (self.history, self.log) if each is not None)
+        self.latest = Epoch(
+            start=position,
+            n_left=n_left,
+            run=weakref.ref(self),
+            counters=counters,
+            after_each=calls,
+        )
+        return self.latest
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs, which goes on by itself, at the next epoch."""
+        return {"upcoming": self.upcoming, "is_set": self.is_set}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+        vars(self).update(state)

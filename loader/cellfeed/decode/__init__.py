@@ -1,0 +1,103 @@
+"""Decoding compressed chunks into rows in memory, without the GIL.
+
+A `ChunkedArray` describes the locations and the encoding of the chunks of one stored array. From
+ranges of elements and their destination addresses, it makes `ChunkReads`, which several threads
+process together: they read, decompress, and copy each element once, to its destination.
+"""
+
+from cellfeed.decode import _kernels as kernels
+from cellfeed.decode._array import (
+    CHUNK_ELEMENTS,
+    ChunkedArray,
+    ChunkTable,
+    Extents,
+    FileExtents,
+    Pieces,
+    RowRanges,
+    check_grid,
+    chunk_codec,
+    chunk_grid,
+    pieced_array,
+)
+from cellfeed.decode._decoder import Counter, Counters, Decoder, SlowRead, Verify, check_verify
+from cellfeed.decode._files import (
+    FolderFiles,
+    OpenFile,
+    ZarrFiles,
+    identity_of_files,
+    share_of_descriptors,
+)
+from cellfeed.decode._hdf5 import (
+    hdf5_array,
+    hdf5_codec,
+    hdf5_has_checksums,
+    hdf5_in_memory,
+    hdf5_slow_read,
+    hdf5_tables,
+)
+from cellfeed.decode._kernels._codecs import can_cast
+from cellfeed.decode._placing import (
+    RowGroup,
+    SelectedElements,
+    ValueSteps,
+    place_elements,
+    place_selected,
+    select_columns,
+)
+from cellfeed.decode._reads import ChunkReads, divide_reads, rows_of_coordinates
+from cellfeed.decode._zarr import (
+    ZarrLayout,
+    expect_numcodecs,
+    zarr_array,
+    zarr_codec,
+    zarr_has_checksums,
+    zarr_layout,
+)
+
+__all__ = [
+    "CHUNK_ELEMENTS",
+    "ChunkReads",
+    "ChunkTable",
+    "ChunkedArray",
+    "Counter",
+    "Counters",
+    "Decoder",
+    "Extents",
+    "FileExtents",
+    "FolderFiles",
+    "OpenFile",
+    "Pieces",
+    "RowGroup",
+    "RowRanges",
+    "SelectedElements",
+    "SlowRead",
+    "ValueSteps",
+    "Verify",
+    "ZarrFiles",
+    "ZarrLayout",
+    "can_cast",
+    "check_grid",
+    "check_verify",
+    "chunk_codec",
+    "chunk_grid",
+    "divide_reads",
+    "expect_numcodecs",
+    "hdf5_array",
+    "hdf5_codec",
+    "hdf5_has_checksums",
+    "hdf5_in_memory",
+    "hdf5_slow_read",
+    "hdf5_tables",
+    "identity_of_files",
+    "kernels",
+    "pieced_array",
+    "place_elements",
+    "place_selected",
+    "rows_of_coordinates",
+    "select_columns",
+    "share_of_descriptors",
+    "zarr_array",
+    "zarr_codec",
+    "zarr_has_checksums",
+    "zarr_layout",
+]

@@ -1,0 +1,275 @@
+"""The threads that decode chunks, and how often chunks are checked."""
+
+import mmap
+import os
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from enum import IntEnum, auto
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import ParameterError
+from cellfeed.bytes._buffers import BufferPool
+from cellfeed.decode import _kernels as kernels
+
+# Counters of a dataset's work and time, to which all its processes add.
+
+
+class Counter(IntEnum):
+    """The counters; for stages, nanoseconds summed over all threads."""
+
+    FETCHES = 0
+    MINIBATCHES = auto()
+    CELLS = auto()
+    CHUNKS = auto()
+    BYTES_READ = auto()
+    BYTES_DECOMPRESSED = auto()
+    BYTES_USED = auto()
+    TOKENS = auto()
+    UNKNOWN = auto()
+    PLANNING = auto()
+    READING = auto()
+    DECOMPRESSING = auto()
+    PLACING = auto()
+    LIBRARY = auto()
+    DENSIFYING = auto()
+    TOKENIZING = auto()
+    MAKING_TENSORS = auto()
+    FUNCTIONS = auto()
+    SENDING = auto()
+    WAITING = auto()
+    TRAINING = auto()
+
+
+class Counters:
+    """Counters that only grow, shared by threads and forked processes.
+
+    Spawned processes share them too, if the system has files in memory (Linux). Otherwise, pickled
+    counters start at 0 again.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_addresses",
+        "_all",
+        "_counts",
+        "_doubts",
+        "_spawned",
+        "has_warned_of",
+        "parts",
+        "ranges",
+    )
+
+    def __init__(self, memory: mmap.mmap | None = None) -> None:
+        memory = mmap.mmap(-1, mmap.PAGESIZE) if memory is None else memory
+        n = len(Counter)
+        self._all = np.frombuffer(memory, np.int64, n + 2)
+        self._counts, self._doubts = self._all[:n], self._all[n:]
+        first = self._counts.ctypes.data
+        self._addresses = [first + 8 * int(each) for each in Counter]
+        self._spawned: _Spawned | None = None
+        self.has_warned_of = set[int]()  # by number of the doubt
+        self.parts: Sequence[Counters] = ()  # those of interleaved datasets
+        self.ranges: Callable[[str], AbstractContextManager[Any]] | None = None
+
+    def add(self, counter: Counter, n: int) -> None:
+        """Add to a counter."""
+        kernels.count(self._addresses[counter], n)
+
+    def range_of(self, stage: str) -> AbstractContextManager[Any]:
+        """Show a block to a profiler as a range, if that is requested: if `ranges` are set."""
+        return _NO_RANGE if self.ranges is None else self.ranges(f"cellfeed: {stage}")
+
+    def processor_time(self, counter: Counter) -> "_Timed":
+        """Add the CPU time of this thread in a block."""
+        return _Timed(self, counter, time.thread_time_ns)
+
+    def wall_time(self, counter: Counter) -> "_Timed":
+        """Add the elapsed time of a block."""
+        return _Timed(self, counter, time.perf_counter_ns)
+
+    @property
+    def values(self) -> NDArray[np.int64]:
+        """Return the current values of all counters, int64, shape (n_counters,)."""
+        own = self._counts.copy()
+        return own if self._spawned is None else own + self._spawned.counters.values
+
+    @property
+    def address_of_doubts(self) -> int:
+        """Address of what `doubts` returns, two int64."""
+        return int(self._doubts.ctypes.data)
+
+    @property
+    def doubts(self) -> tuple[int, int]:
+        """How often so far what was transformed may not have been counts.
+
+        Values of which `Log1p` is NaN or -infinity, and rows that the first step, `NormalizeTotal`,
+        found to have a total that is no integer.
+        """
+        n_undefined, n_fractional = self._doubts.tolist()
+        spawned = () if self._spawned is None else (self._spawned.counters,)
+        for of_each in (each.doubts for each in (*spawned, *self.parts)):
+            n_undefined += of_each[0]
+            n_fractional += of_each[1]
+        return n_undefined, n_fractional
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = (None, {"ranges": self.ranges, "parts": self.parts})
+        if get_spawning_popen() is None or not hasattr(os, "memfd_create"):
+            return Counters, (), state
+        if self._spawned is None:
+            try:
+                self._spawned = _Spawned()
+            except OSError:  # no descriptor is left, say: what it does is not counted
+                return Counters, (), state
+        return _opened, (DupFd(self._spawned.descriptor),), state
+
+
+_NO_RANGE = nullcontext()
+
+
+class _Timed:
+    """A block of code whose time is added to a counter."""
+
+    __slots__ = ("_begin", "_clock", "_counter", "_counters", "_range")
+
+    def __init__(self, counters: Counters, counter: Counter, clock: Callable[[], int]) -> None:
+        self._counters, self._counter, self._clock = counters, counter, clock
+        self._begin = 0
+        self._range: AbstractContextManager[Any] | None = None
+
+    def __enter__(self) -> None:
+        if self._counters.ranges is not None:
+            self._range = self._counters.range_of(self._counter.name.lower().replace("_", " "))
+            self._range.__enter__()
+        self._begin = self._clock()
+
+    def __exit__(self, *exception: object) -> None:
+        self._counters.add(self._counter, self._clock() - self._begin)
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+
+
+class _Spawned:
+    """Counters of spawned processes, in a file in memory."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("cellfeed-counters", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
+        os.ftruncate(self.descriptor, mmap.PAGESIZE)
+        self.counters = Counters(mmap.mmap(self.descriptor, mmap.PAGESIZE))
+
+
+def _opened(file: Any) -> Counters:
+    descriptor = file.detach()
+    try:
+        return Counters(mmap.mmap(descriptor, mmap.PAGESIZE))
+    finally:
+        os.close(descriptor)
+
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+Verify: TypeAlias = Literal["first", "always", "never"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """Threads that decode chunks, and a policy for decompressing chunks to their end.
+
+    Checksums and sizes can only be checked at the end of a chunk.
+
+    Parameters
+    ----------
+    threads, num_threads
+        The threads and their number; the calling thread if None.
+    verify
+        "first": a chunk is decompressed completely the first time that it is read by this process
+        or by another one that was forked from the process that opened its file, and after that only
+        as far as its elements are needed; "always": completely each time; "never".
+    counters
+        Counters of bytes, chunks and time.
+    pool
+        Memory for lists of kept elements. (Allocating it for each fetch costs more, in page
+        faults, than filling it.)
+    """
+
+    threads: Executor | None = None
+    num_threads: int = 1
+    verify: Verify = "first"
+    counters: Counters = field(default_factory=Counters)
+    pool: BufferPool = field(default_factory=BufferPool)
+
+    def alone(self) -> "Decoder":
+        """Return a decoder that works in the calling thread."""
+        return Decoder(verify=self.verify, counters=self.counters)
+
+    def map(self, function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+        """Call a function with each item, concurrently."""
+        in_turn = map if self.threads is None else self.threads.map
+        return list(in_turn(function, items))
+
+
+def check_verify(verify: Verify) -> Verify:
+    """Return how often chunks are checked.
+
+    Raises
+    ------
+    ParameterError
+        It is not "first", "always" or "never".
+    """
+    if verify not in get_args(Verify):
+        modes = ", ".join(map(repr, get_args(Verify)))
+        msg = f"`verify` must be one of {modes}, but got {verify!r}"
+        raise ParameterError(msg)
+    return verify
+
+
+# Why an array is read slowly.
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRead:
+    """Why cellfeed does not decode an array, which the format's library reads slowly instead.
+
+    Parameters
+    ----------
+    library
+        The library, such as ``"h5py"``.
+    reason
+        The reason, such as ``"filter blosc2 is not supported"``.
+    remedy
+        What the user can do so that it is read fast.
+
+    Examples
+    --------
+    >>> print(SlowRead("h5py", "filter blosc2 is not supported"))
+    through h5py: filter blosc2 is not supported
+    """
+
+    library: str
+    reason: str
+    remedy: str = "write it again with anndata"
+
+    def __str__(self) -> str:
+        return f"through {self.library}: {self.reason}"
+
+
+def byte_order(dtype: np.dtype[Any]) -> str:
+    """Return the byte order of a non-native dtype.
+
+    Examples
+    --------
+    >>> byte_order(np.dtype(">f4"))
+    'big-endian'
+    """
+    return "big-endian" if dtype.byteorder == ">" else "little-endian"

@@ -1,0 +1,421 @@
+"""Chunked arrays of HDF5 files, whose chunk tables are read once from the HDF5 library."""
+
+import ctypes
+import math
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import h5py
+import numpy as np
+from h5py import h5d, h5t, h5z
+from h5py._objects import phil  # the lock that all of h5py takes: HDF5 is not thread-safe
+from numpy.typing import NDArray
+
+from cellfeed.bytes import ByteStore
+from cellfeed.bytes._tables import CachedTables, Tables, are_many, pack, unpack
+from cellfeed.decode import _kernels as kernels
+from cellfeed.decode._array import (
+    CHUNK_ELEMENTS,
+    ChunkedArray,
+    ChunkLocations,
+    ChunkTable,
+    Pieces,
+    chunk_grid,
+    holds_whole_rows,
+    in_two_dimensions,
+)
+from cellfeed.decode._decoder import SlowRead, byte_order
+from cellfeed.decode._kernels import _fields as fields
+from cellfeed.decode._kernels._codecs import BLOSC, HDF5_CODECS, STORED, can_decode, hdf5_filter
+
+# Locations of the chunks of an HDF5 array, from the HDF5 library with a compiled callback.
+#
+# h5py calls a Python function for each chunk, which takes 1.3 us; the library itself takes
+# 0.2 us. Its function is taken from h5py's own library, so that it is the same HDF5.
+
+_DEFAULT_TRANSFER = 0  # H5P_DEFAULT
+
+
+def list_chunks(
+    dataset: h5py.Dataset, chunk_shape: Sequence[int], grid: Sequence[int]
+) -> NDArray[np.int64]:
+    """Return byte offset, size and filter mask of each chunk, in C order of the grid.
+
+    Parameters
+    ----------
+    dataset
+        A chunked dataset.
+    chunk_shape, grid
+        Shape of a chunk, and number of chunks along each dimension.
+
+    Returns
+    -------
+    int64, shape (n_chunks, 3); -1 for missing chunks.
+
+    Raises
+    ------
+    ValueError
+        A chunk is outside of the grid or of the file.
+    """
+    table = np.full((math.prod(grid), fields.N_LISTED_COLUMNS), -1, np.int64)
+    state = np.zeros(fields.N_STATE, np.int64)
+    state[fields.LISTED], state[fields.N_DIMENSIONS] = table.ctypes.data, len(grid)
+    state[fields.GRID : fields.GRID + 2 * len(grid)] = np.stack([chunk_shape, grid], axis=1).ravel()
+    iterate = _iterate()
+    if iterate is None or iterate(dataset, state) < 0:
+        _iterate_in_python(dataset, state, table)  # which has HDF5's words for what is wrong
+    if state[fields.ODD]:
+        raise ValueError("it has a chunk outside of the array or of the file")
+    return table
+
+
+@cache
+def _exported(name: str, *arguments: Any) -> Any:
+    """Return a function of HDF5 by the types of its arguments; None if h5py does not export it."""
+    try:
+        function = getattr(ctypes.CDLL(h5py.h5d.__file__), name)
+    except (AttributeError, OSError):
+        return None
+    function.argtypes, function.restype = arguments, ctypes.c_int
+    return function
+
+
+@cache
+def _iterate() -> Any:
+    """Return HDF5's function with the compiled callback; None if h5py does not export it."""
+    iterate = _exported(
+        "H5Dchunk_iter", ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p
+    )
+    if iterate is None:
+        return None
+
+    def run(dataset: h5py.Dataset, state: NDArray[np.int64]) -> int:
+        try:
+            with phil:
+                ended: int = iterate(
+                    dataset.id.id, _DEFAULT_TRANSFER, kernels.note_chunk.address, state.ctypes.data
+                )
+        except SystemError as error:  # which ctypes makes of what a file in Python raises
+            raise error.__cause__ or error from None
+        return ended
+
+    return run
+
+
+def _iterate_in_python(
+    dataset: h5py.Dataset, state: NDArray[np.int64], table: NDArray[np.int64]
+) -> None:
+    shapes = state[fields.GRID :].reshape(-1, 2)[: state[fields.N_DIMENSIONS]].tolist()
+
+    def note(chunk: Any) -> None:
+        number = 0
+        for first, (length, n) in zip(chunk.chunk_offset, shapes, strict=True):
+            if first // length >= n:
+                raise ValueError(f"it has a chunk outside of the array, at {chunk.chunk_offset}")
+            number = number * n + first // length
+        table[number] = chunk.byte_offset, chunk.size, chunk.filter_mask
+
+    dataset.id.chunk_iter(note)
+
+
+_NO_CODECS = (h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32)
+_BLOSC_COMPRESSOR = 6  # position among the filter's parameters
+_BLOSC_SNAPPY = 3
+_RAW_EDGES = 2  # H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS
+_TWO = 2  # dimensions of a matrix, whose chunks may hold parts of rows
+
+
+def hdf5_tables(dataset: h5py.Dataset, cached: Callable[[], CachedTables]) -> Tables | None:
+    """Return how a dataset is stored, for `hdf5_array`; None if `hdf5_slow_read` gives a reason.
+
+    Parameters
+    ----------
+    dataset
+        A dataset with one or more dimensions; with three or more, rows are flattened.
+    cached
+        Returns cached tables of the array from earlier openings; called if it has many chunks.
+    """
+    filters = _known(dataset)
+    if isinstance(filters, SlowRead):
+        return None
+    described = {
+        "dtype": dataset.dtype.str,
+        "codec": filters.codec,
+        "shuffled": filters.shuffle is not None,
+    }
+    if dataset.chunks is None:
+        n, offset = int(dataset.size), int(dataset.id.get_offset())
+        return pack(described | {"shape": [n], "chunk_shape": [CHUNK_ELEMENTS], "offset": offset})
+    described["shape"] = in_two_dimensions(dataset.shape)
+    described["chunk_shape"] = in_two_dimensions(dataset.chunks)
+    n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
+    if not are_many(n_chunks):
+        return {**pack(described), **_table(dataset, filters)}
+    depends_on = f"chunks {dataset.shape} {dataset.dtype.str} {dataset.chunks} {_filters(dataset)}"
+    found = cached().get(depends_on, n_chunks, lambda: _table(dataset, filters))
+    return {**pack(described), **found}
+
+
+def hdf5_array(tables: Tables, name: str, files: ByteStore, *, lost_is_zero: bool) -> ChunkedArray:
+    """Return a dataset as a chunked array, without opening it.
+
+    Parameters
+    ----------
+    tables
+        `hdf5_tables` of the dataset.
+    name
+        Its name in messages.
+    files
+        The file, with number 0.
+    lost_is_zero
+        See `ChunkedArray`.
+    """
+    described = unpack(tables)
+    dtype, shape = np.dtype(described["dtype"]), tuple(described["shape"])
+    locations: ChunkLocations
+    if "offset" in described:
+        locations = Pieces.one(described["offset"], shape[0], dtype.itemsize)
+    else:
+        locations = ChunkTable(tables["offsets"], tables["sizes"], tables["flags"])
+    return ChunkedArray(
+        name=name,
+        shape=shape,
+        dtype=dtype,
+        chunk_shape=tuple(described["chunk_shape"]),
+        codec=described["codec"],
+        shuffled=described["shuffled"],
+        locations=locations,
+        files=files,
+        lost_is_zero=lost_is_zero,
+    )
+
+
+def hdf5_slow_read(dataset: h5py.Dataset) -> SlowRead | None:
+    """Return why `hdf5_tables` returns None, from metadata alone; None if it does not.
+
+    Parameters
+    ----------
+    dataset
+        A dataset with one or more dimensions.
+    """
+    known = _known(dataset)
+    return known if isinstance(known, SlowRead) else None
+
+
+def hdf5_codec(dataset: h5py.Dataset) -> str:
+    """Return the compression of a dataset, such as "gzip 4" or "none".
+
+    Parameters
+    ----------
+    dataset
+        Any dataset; an unknown filter has the name that is stored in the file.
+    """
+    names = [_name(*each) for each in _filters(dataset) if each[0] not in _NO_CODECS]
+    return ", ".join(names) or "none"
+
+
+def hdf5_has_checksums(dataset: h5py.Dataset) -> bool:
+    """Return whether each chunk of a dataset has a checksum: that of gzip, or Fletcher-32.
+
+    Texts of any length are not in its chunks.
+
+    Parameters
+    ----------
+    dataset
+        Any dataset.
+    """
+    places = [k for k, each in enumerate(_filters(dataset)) if each[0] in _CHECKSUMS]
+    if not places or dataset.dtype.hasobject or not dataset.size:
+        return False
+    listed = list_chunks(dataset, dataset.chunks, chunk_grid(dataset.shape, dataset.chunks))
+    masks = listed[listed[:, fields.LISTED_ADDRESS] >= 0, fields.LISTED_MASK]
+    return bool(np.any([masks >> k & 1 == 0 for k in places], axis=0).all())
+
+
+_CHECKSUMS = (h5z.FILTER_DEFLATE, h5z.FILTER_FLETCHER32)
+
+
+def _name(number: int, _flags: int, parameters: tuple[int, ...], name: bytes) -> str:
+    """Return the name of a filter, and its compression level."""
+    known = hdf5_filter(number)
+    if known is None:
+        said = name.decode(errors="replace").split(";")[0].strip()
+        return said.removeprefix("HDF5 ").removesuffix(" filter") or f"filter {number}"
+    if known.level is None or known.level >= len(parameters):
+        return known.name
+    return f"{known.name} {parameters[known.level]}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Filters:
+    """The codec, and the positions of compression and shuffling among the filters."""
+
+    codec: int
+    compression: int | None
+    shuffle: int | None
+
+
+def _known(dataset: h5py.Dataset) -> _Filters | SlowRead:
+    """Return the filters of a dataset if cellfeed decodes it; otherwise the reason."""
+    dtype = dataset.dtype
+    if not dtype.isnative:
+        remedy = f"write it as {dtype.newbyteorder('=')}"
+        return _slow(f"its numbers are {byte_order(dtype)}", remedy)
+    if dtype.kind not in "biuf" or not _is_stored_as_in_memory(dataset):
+        return _slow(f"its numbers must be converted to {dtype}", f"write it as {dtype}")
+    if dataset.size == 0:
+        return _slow("it is empty")
+    if dataset.is_virtual or dataset.external:
+        return _slow("its values are in other files")
+    return _slow_layout(dataset) or _known_filters(dataset)
+
+
+def _slow(reason: str, *remedy: str) -> SlowRead:
+    return SlowRead("h5py", reason, *remedy)
+
+
+def _is_stored_as_in_memory(dataset: h5py.Dataset) -> bool:
+    """Return whether bytes need no conversion; bfloat16, for example, is read as float32."""
+    types = [dataset.id.get_type(), h5t.py_create(dataset.dtype)]
+    stored, in_memory = (
+        each.get_super() if each.get_class() == h5t.ENUM else each for each in types
+    )
+    return bool(stored.equal(in_memory))
+
+
+def _slow_layout(dataset: h5py.Dataset) -> SlowRead | None:
+    """Return why only HDF5 can locate the bytes; None if they are at known offsets."""
+    if dataset.chunks is not None:
+        return _slow_chunks(dataset)
+    if dataset.id.get_create_plist().get_layout() == h5d.COMPACT:
+        return _slow("it is stored in its own header (compact)")
+    n_bytes = dataset.size * dataset.dtype.itemsize
+    if dataset.id.get_offset() is None or dataset.id.get_storage_size() != n_bytes:
+        return _slow("it was never written completely")
+    return None
+
+
+def _slow_chunks(dataset: h5py.Dataset) -> SlowRead | None:
+    if dataset.maxshape[0] is not None and None in dataset.maxshape[1:]:
+        # HDF5 gives wrong offsets of chunks then.
+        return _slow("it is resizable in its second dimension but not in its first")
+    if dataset.ndim > _TWO and not holds_whole_rows(dataset.shape, dataset.chunks):
+        return _slow("its chunks have parts of rows", "write it in chunks of whole rows")
+    if _has_raw_edges(dataset):
+        return _slow("its chunks at the edge are not filtered")
+    n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
+    if not _is_filled_with_zeros(dataset) and dataset.id.get_num_chunks() < n_chunks:
+        return _slow("its missing chunks are not zero")
+    return None
+
+
+def _has_raw_edges(dataset: h5py.Dataset) -> bool:
+    """Return whether chunks that reach beyond the array are stored unfiltered.
+
+    Their filter masks do not say so, and h5py has no function for it.
+    """
+    if all(size % chunk == 0 for size, chunk in zip(dataset.shape, dataset.chunks, strict=True)):
+        return False
+    created = dataset.id.get_create_plist()
+    get_options = _exported("H5Pget_chunk_opts", ctypes.c_int64, ctypes.c_void_p)
+    if get_options is None or not created.get_nfilters():
+        return False
+    options = ctypes.c_uint()
+    with phil:
+        ended = get_options(created.id, ctypes.byref(options))
+    return ended >= 0 and bool(options.value & _RAW_EDGES)
+
+
+def _is_filled_with_zeros(dataset: h5py.Dataset) -> bool:
+    """Return whether missing chunks are read as zeros."""
+    defined = dataset.id.get_create_plist().fill_value_defined()
+    if defined == h5d.FILL_VALUE_USER_DEFINED:
+        return bool(dataset.fillvalue == 0)
+    return bool(defined == h5d.FILL_VALUE_DEFAULT)
+
+
+def _known_filters(dataset: h5py.Dataset) -> _Filters | SlowRead:
+    filters = _filters(dataset)
+    shuffle = 0 if [each[0] for each in filters[:1]] == [h5z.FILTER_SHUFFLE] else None
+    if shuffle is not None:
+        filters = filters[1:]
+    if not filters:
+        return _Filters(STORED, None, shuffle)
+    names = " with ".join(_name(*each) for each in filters)
+    codec = HDF5_CODECS.get(filters[0][0])
+    if codec == BLOSC and filters[0][2][_BLOSC_COMPRESSOR:][:1] == (_BLOSC_SNAPPY,):
+        names, codec = f"{names} with snappy", None  # the library that is used here lacks it
+    if codec is None or len(filters) > 1:
+        remedy = "write it again with anndata and compression='gzip'"
+        return _slow(f"filter {names} is not supported", remedy)
+    if not can_decode(codec):
+        return _slow(f"no library that decodes {names} was found", "install cellfeed anew")
+    return _Filters(codec, 0 if shuffle is None else 1, shuffle)
+
+
+def _filters(dataset: h5py.Dataset) -> list[tuple[int, int, tuple[int, ...], bytes]]:
+    """Return number, flags, parameters and name of each filter."""
+    created = dataset.id.get_create_plist()
+    return [created.get_filter(i) for i in range(created.get_nfilters())]
+
+
+def _table(dataset: h5py.Dataset, filters: _Filters) -> Tables:
+    """Read the locations of chunks from HDF5; see `ChunkTable`."""
+    chunk_shape = dataset.chunks
+    grid = chunk_grid(dataset.shape, chunk_shape)
+    chunk_bytes = math.prod(chunk_shape) * dataset.dtype.itemsize
+    listed = list_chunks(dataset, chunk_shape, grid)
+    offsets = listed[:, fields.LISTED_ADDRESS].copy()
+    if dataset.file.userblock_size and not _counts_user_block():
+        offsets[offsets >= 0] += dataset.file.userblock_size
+    # What cannot be compressed grows, but not to twice its size.
+    dtype = np.uint32 if 2 * chunk_bytes < 1 << 32 else np.int64
+    largest = np.iinfo(dtype).max
+    if listed[:, fields.LISTED_SIZE].max() > largest:
+        raise ValueError(f"it has chunks of more than {largest} bytes")
+    sizes = np.where(offsets < 0, 0, listed[:, fields.LISTED_SIZE]).astype(dtype)
+    masks = np.where(offsets < 0, 0, listed[:, fields.LISTED_MASK])
+    if (offsets < 0).any() and not _is_filled_with_zeros(dataset):
+        raise ValueError(
+            "it has fewer chunks than its index states"
+        )  # `_slow_layout` asked how many
+    if filters.compression is None and (sizes[offsets >= 0] != chunk_bytes).any():
+        # HDF5 itself would read whatever is in memory behind a smaller one.
+        raise ValueError(f"it has chunks that are not {chunk_bytes} bytes long")
+    flags = np.zeros(len(offsets), np.uint8)
+    for position, bit in (
+        (filters.compression, fields.UNCOMPRESSED),
+        (filters.shuffle, fields.UNSHUFFLED),
+    ):
+        if position is not None:
+            flags |= np.where(masks >> position & 1, bit, 0).astype(np.uint8)
+    return {"offsets": offsets, "sizes": sizes, "flags": flags}
+
+
+@cache
+def _counts_user_block() -> bool:
+    """Return whether HDF5 counts offsets of chunks from the start of a file or its user block.
+
+    Versions differ, so this is tested with two files that differ only in their user block.
+    """
+    return _first_chunk(user_block=512) > _first_chunk(user_block=0)
+
+
+def hdf5_in_memory(*, user_block: int = 0) -> h5py.File:
+    """Return a new file in memory.
+
+    HDF5 refuses a second one of the same name while the first is open, as in another thread.
+    """
+    return h5py.File(
+        uuid.uuid4().hex, "w", driver="core", backing_store=False, userblock_size=user_block
+    )
+
+
+def _first_chunk(*, user_block: int) -> int:
+    with hdf5_in_memory(user_block=user_block) as file:
+        dataset = file.create_dataset("chunked", data=np.zeros(1), chunks=(1,))
+        file.flush()
+        return int(dataset.id.get_chunk_info(0).byte_offset)

@@ -1,0 +1,46 @@
+"""The compiled code of chunks, and nothing else, as any change in this folder recompiles all of it.
+
+Each function is compiled (or loaded from disk) when it is first used, and numba is imported then.
+Codecs, filters, and the ways to place elements are functions that `decode` calls by address, so
+that an epoch compiles only its own. Compiled functions run without the GIL.
+"""
+
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from cellfeed.decode._kernels._decoding import advise, decode, head_sizes
+    from cellfeed.decode._kernels._decompression import decompressor, lzf, snappy, unshuffle
+    from cellfeed.decode._kernels._placing import copy_all, crossings_ascend, densify, place
+    from cellfeed.decode._kernels._planning import count, note_chunk, plan_flat, plan_grid, trim
+    from cellfeed.decode._kernels._rows import (
+        count_by_row,
+        count_packed,
+        find_row_pieces,
+        find_runs,
+        scatter_by_row,
+        unpack,
+    )
+    from cellfeed.decode._kernels._selecting import gather, plan_selected, sort_rows
+    from cellfeed.decode._kernels._tokenizing import address_of, mark_rows, move_rows, tokenize
+    from cellfeed.decode._kernels._transforming import cast_address, transform_rows
+else:
+    _MODULES = {
+        "_decoding": "advise decode head_sizes",
+        "_decompression": "decompressor lzf snappy unshuffle",
+        "_placing": "copy_all crossings_ascend densify place",
+        "_planning": "count note_chunk plan_flat plan_grid trim",
+        "_rows": "count_by_row count_packed find_row_pieces find_runs scatter_by_row unpack",
+        "_selecting": "gather plan_selected sort_rows",
+        "_tokenizing": "address_of mark_rows move_rows tokenize",
+        "_transforming": "cast_address transform_rows",
+    }
+    _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+    def __getattr__(name: str) -> typing.Any:
+        if name not in _MODULE_OF:
+            msg = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+        globals()[name] = getattr(module, name)
+        return globals()[name]

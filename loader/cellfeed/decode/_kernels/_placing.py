@@ -1,0 +1,282 @@
+"""Compiled: checking elements, and copying or casting them to their destinations."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._compiled import compiled, compiled_callback
+from cellfeed.decode._kernels import _fields as fields
+from cellfeed.decode._kernels._fields import Ints
+from cellfeed.decode._kernels._native import (
+    BLOCK_BYTES,
+    address_of,
+    atomic_add,
+    call,
+    clear_bytes,
+    copy_bytes,
+    elements,
+    finish_streams,
+    pointer_to,
+    prefetch,
+    stream_blocks,
+)
+from cellfeed.decode._kernels._planning import segment_table
+from cellfeed.decode._kernels._selecting import (
+    PLACING_SIGNATURE,
+    renumber,
+    scatter,
+    select,
+    spread,
+)
+from cellfeed.decode._kernels._transforming import step_applier
+
+_UNSORTED, _OUT_OF_BOUNDS = range(1, 3)
+_LEAST_STREAMED = 1 << 10  # bytes; the unaligned ends are copied normally
+_PAGE = 1 << 12
+_TILE_BYTES = 24 << 10  # of a dense matrix; they fit in the L1 cache
+_SPARSE = 16  # elements per placed one from which clearing only placed ones is faster
+
+
+@compiled("int64(int64, int64, int64, int64)", inner=True)
+def _check_indices(address: int, n: int, itemsize: int, limit: int) -> int:
+    """Return 0 if indices ascend strictly within [0, limit), otherwise the kind of error."""
+    if n == 0:
+        return 0
+    descents = 0
+    if itemsize == 4:
+        narrow = elements(address, np.int32)
+        lowest = highest = narrow[0]
+        for i in range(1, n):
+            descents += narrow[i] <= narrow[i - 1]
+            lowest = min(lowest, narrow[i])
+            highest = max(highest, narrow[i])
+        outside = lowest < 0 or highest >= limit
+    else:
+        wide = elements(address, np.int64)
+        least = most = wide[0]
+        for i in range(1, n):
+            descents += wide[i] <= wide[i - 1]
+            least = min(least, wide[i])
+            most = max(most, wide[i])
+        outside = least < 0 or most >= limit
+    if outside:
+        return _OUT_OF_BOUNDS
+    return _UNSORTED if descents else 0
+
+
+@compiled("void(int64, int64, int64)", inner=True)
+def _stream_bytes(target: int, source: int, n: int) -> None:
+    """Copy bytes, bypassing the cache; see `finish_streams`."""
+    if n < _LEAST_STREAMED:
+        copy_bytes(target, source, n)
+        return
+    head = -target % BLOCK_BYTES
+    n_blocks = (n - head) // BLOCK_BYTES
+    tail = head + n_blocks * BLOCK_BYTES
+    copy_bytes(target, source, head)
+    stream_blocks(target + head, source + head, n_blocks)
+    copy_bytes(target + tail, source + tail, n - tail)
+
+
+@compiled("void(int64, int64, CPointer(int64))", inner=True)
+def _look_up_pages(segments_at: int, n_segments: int, array: Ints) -> None:
+    """Look up the pages of streamed segments at once, instead of each when it is written to."""
+    if not array[fields.STREAMED]:
+        return
+    segments = segment_table(segments_at)
+    for k in range(n_segments):
+        target = segments[k, fields.TO]
+        for page in range(0, segments[k, fields.COUNT] * array[fields.OUT_ITEMSIZE], _PAGE):
+            prefetch(target + page)
+
+
+@compiled_callback(PLACING_SIGNATURE)
+def _copy(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    """Copy or cast elements of a chunk contiguously."""
+    segments, array = segment_table(segments_at), elements(array_at, np.int64)
+    report = elements(report_at, np.int64)
+    _look_up_pages(segments_at, n_segments, array)
+    for k in range(n_segments):
+        begin = source + segments[k, fields.FROM] * array[fields.ITEMSIZE]
+        n, target = segments[k, fields.COUNT], segments[k, fields.TO]
+        if array[fields.CAST]:
+            cast = scratch if array[fields.STREAMED] else target
+            call(array[fields.CAST], (begin, cast, n))
+            begin = cast
+        if array[fields.INDEX_LIMIT] >= 0:
+            problem = _check_indices(
+                begin, n, array[fields.OUT_ITEMSIZE], array[fields.INDEX_LIMIT]
+            )
+            if problem == _OUT_OF_BOUNDS:
+                return fields.BAD_INDEX
+            if problem == _UNSORTED:
+                report[fields.ASCENDING] = 0
+        if array[fields.STREAMED]:
+            _stream_bytes(target, begin, n * array[fields.OUT_ITEMSIZE])
+        elif not array[fields.CAST] and target != begin:  # else only checked
+            copy_bytes(target, begin, n * array[fields.ITEMSIZE])
+    return 0
+
+
+@compiled("void(int64, int64, CPointer(int64))", inner=True)
+def _apply_steps(row: int, n: int, array: Ints) -> None:
+    """Apply all steps to a row, in the cache after the first one; none of them needs columns."""
+    steps, n_steps = elements(array[fields.STEPS], np.int64), array[fields.N_STEPS]
+    for k in range(n_steps):
+        number = array[fields.NUMBERS] + 8 * k
+        doubts = array[fields.NUMBERS] + 8 * n_steps
+        call(array[fields.APPLY_STEP], (row, n, steps[k], number, doubts, k))
+
+
+@compiled("void(CPointer(int64), int64, int64, CPointer(int64))", inner=True)
+def _place_piece(segment: Ints, source: int, target: int, array: Ints) -> None:
+    """Place a piece of a row; the thread that places the last piece transforms the row."""
+    n, itemsize = segment[fields.COUNT], array[fields.OUT_ITEMSIZE]
+    if array[fields.CAST]:
+        call(array[fields.CAST], (source, target, n))
+    else:
+        copy_bytes(target, source, n * itemsize)
+    piece = elements(segment[fields.WITHIN], np.int64)
+    if (atomic_add(piece[fields.ROW_PLACED], 1) + 1) % piece[fields.ROW_PIECES] == 0:
+        row = target - piece[fields.PIECE_START] * itemsize
+        _apply_steps(row, piece[fields.ROW_ELEMENTS], array)
+
+
+@compiled_callback(PLACING_SIGNATURE)
+def _transform(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    """Place values of sparse rows, and transform them while they are in the cache."""
+    segments, array = segment_table(segments_at), elements(array_at, np.int64)
+    itemsize = array[fields.OUT_ITEMSIZE]
+    _look_up_pages(segments_at, n_segments, array)
+    for k in range(n_segments):
+        begin = source + segments[k, fields.FROM] * array[fields.ITEMSIZE]
+        n, target = segments[k, fields.COUNT], segments[k, fields.TO]
+        if segments[k, fields.WITHIN] != fields.WHOLE_ROW:
+            _place_piece(segments[k], begin, target, array)
+            continue
+        if array[fields.CAST]:
+            call(array[fields.CAST], (begin, scratch, n))
+            begin = scratch
+        elif not may_change:
+            copy_bytes(scratch, begin, n * itemsize)
+            begin = scratch
+        _apply_steps(begin, n, array)
+        if array[fields.STREAMED]:
+            _stream_bytes(target, begin, n * itemsize)
+        else:
+            copy_bytes(target, begin, n * itemsize)
+    return 0
+
+
+_PLACERS = {
+    fields.COPIED: _copy,
+    fields.RENUMBERED: renumber,
+    fields.SELECTED: select,
+    fields.SCATTERED: scatter,
+    fields.SPREAD: spread,
+    fields.TRANSFORMED: _transform,
+}
+
+
+def placer(placing: int) -> int:
+    """Return the address of the function that places elements in one of the ways."""
+    return int(_PLACERS[placing].address)
+
+
+def place(source: int, segments: Ints, array: Ints, report: Ints, scratch: int) -> None:
+    """Place elements that are already in memory, as `decode` does for chunks."""
+    if array[fields.PLACING] == fields.TRANSFORMED:
+        array[fields.APPLY_STEP] = step_applier(int(array[fields.OUT_ITEMSIZE]))
+    _place(placer(int(array[fields.PLACING])), source, segments, array, report, scratch)
+
+
+@compiled("void(int64, int64, int64[:,::1], int64[::1], int64[::1], int64)")
+def _place(
+    function: int, source: int, segments: Ints, array: Ints, report: Ints, scratch: int
+) -> None:
+    own, n_own, reported = address_of(segments), len(segments), address_of(report)
+    failure = call(function, (source, own, n_own, address_of(array), reported, scratch, 0))
+    pointer_to(report)[fields.FAILURE] = failure
+    finish_streams()
+
+
+@compiled("boolean(int64[::1], int64)")
+def crossings_ascend(crossings: Ints, itemsize: int) -> bool:
+    """Return whether the index at each address is larger than the one before it in memory."""
+    at = pointer_to(crossings)
+    for i in range(crossings.size):
+        if itemsize == 4:
+            narrow = elements(at[i] - 4, np.int32)
+            if narrow[1] <= narrow[0]:
+                return False
+        else:
+            wide = elements(at[i] - 8, np.int64)
+            if wide[1] <= wide[0]:
+                return False
+    return True
+
+
+def densify(
+    pointers: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], dense: NDArray[Any]
+) -> None:
+    """Fill ``dense`` from CSR rows with ascending columns; values are treated as plain bits."""
+    size = _TILE_BYTES // dense.itemsize
+    tile, places = np.zeros(size, dense.dtype), np.empty(size, np.int32)
+    _densify(pointers, indices, data, dense, tile, places)
+
+
+@compiled(
+    *(
+        f"void({index}[::1], {index}[::1], {value}[::1], {value}[:,::1], {value}[::1], int32[::1])"
+        for index in ("int32", "int64")
+        for value in ("uint8", "uint16", "uint32", "uint64")
+    )
+)
+def _densify(
+    pointers: NDArray[Any],
+    indices: NDArray[Any],
+    data: NDArray[Any],
+    dense: NDArray[Any],
+    tile: NDArray[Any],
+    places: NDArray[np.int32],
+) -> None:
+    """Assemble ``dense`` in tiles in the L1 cache, and write these in whole cache lines.
+
+    In a sparse tile, only the placed elements are reset to zero. (Indices are unsigned, so that
+    numba does not check for negative ones. With pointers in place of arrays, this loop is a tenth
+    slower.)
+    """
+    n_vars, n_elements, size, itemsize = dense.shape[1], dense.size, tile.size, dense.itemsize
+    row, k = 0, np.int64(pointers[0])
+    for first in range(0, n_elements, size):
+        n, n_placed = min(size, n_elements - first), np.int64(0)
+        while row < len(dense):
+            start, stop = row * n_vars - first, np.int64(pointers[row + 1])
+            while k < stop:
+                place = np.uint64(start + np.int64(indices[np.uint64(k)]))
+                if place >= np.uint64(n):
+                    break
+                tile[place] = data[np.uint64(k)]
+                places[np.uint64(n_placed)] = place
+                n_placed += 1
+                k += 1
+            if start + n_vars > n:
+                break
+            row += 1
+        _stream_bytes(address_of(dense) + first * itemsize, address_of(tile), n * itemsize)
+        if n_placed > n // _SPARSE:
+            clear_bytes(address_of(tile), n * itemsize)
+        else:
+            for i in range(n_placed):
+                tile[np.uint64(places[np.uint64(i)])] = 0
+    finish_streams()
+
+
+@compiled("void(int64[::1], int64[::1], int64[::1])")
+def copy_all(sources: Ints, targets: Ints, sizes: Ints) -> None:
+    """Copy pieces of memory, given by addresses and sizes in bytes."""
+    n = sizes.size
+    sources, targets, sizes = pointer_to(sources), pointer_to(targets), pointer_to(sizes)
+    for i in range(n):
+        copy_bytes(targets[i], sources[i], sizes[i])

@@ -1,0 +1,436 @@
+"""Compiled: transforming values of rows in place, in many threads."""
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.np.numpy_support import from_dtype
+from numpy.typing import NDArray
+
+from cellfeed._compiled import Purpose, compiled, compiled_callback
+from cellfeed.decode._kernels import _fields as fields
+from cellfeed.decode._kernels._fields import Ints
+from cellfeed.decode._kernels._native import (
+    add_unordered,
+    address_of,
+    atomic_add,
+    bits_of_float,
+    call,
+    divide,
+    elements,
+    float_of_bits,
+    multiply_add,
+    pointer_to,
+    table,
+)
+
+PURPOSE = Purpose("transforms", 2)
+
+# Compiled conversions of elements from one dtype to another, by address.
+
+_SIGNATURE = types.void(types.int64, types.int64, types.int64)
+_LARGEST_INT32 = np.iinfo(np.int32).max
+
+# Bits of a float32 without its sign; the last three are bounds of float16.
+_INFINITY = 0x7F800000
+_TOO_LARGE, _LEAST_NORMAL, _TOO_SMALL = 0x47800000, 0x38800000, 0x33000000
+
+# Casts of floats out of range are undefined in C. NumPy casts via these, and then truncates bits.
+_WRAPPED = {
+    np.dtype(target): np.dtype(via)
+    for target, via in (
+        (np.int8, np.int32),
+        (np.uint8, np.int32),
+        (np.int16, np.int32),
+        (np.uint16, np.int32),
+        (np.uint32, np.int64),
+    )
+}
+
+
+@cache
+def cast_address(source: np.dtype[Any], target: np.dtype[Any], *, of_indices: bool = False) -> int:
+    """Return the address of a C function ``cast(source, target, n)``; 0 if none is needed.
+
+    Parameters
+    ----------
+    source, target
+        Native dtypes for which `can_cast` holds.
+    of_indices
+        Whether the elements are indices, of which those out of range become -1.
+    """
+    if source == target:
+        return 0
+    if target == np.float16:
+        _REFERENCED.append(_to_half())
+        return int(_REFERENCED[-1].address)
+    ins, outs = (from_dtype(_as_number(dtype)) for dtype in (source, target))
+    if target == np.bool_:
+        function = _to_bool(ins)
+    elif of_indices and target == np.int32:
+        function = _to_int32(ins)
+    else:
+        is_wrapped = source.kind == "f" and target in _WRAPPED
+        function = _to_number(ins, from_dtype(_WRAPPED[target]) if is_wrapped else ins, outs)
+    _REFERENCED.append(function)
+    return int(function.address)
+
+
+_REFERENCED: list[Any] = []  # compiled functions live only as long as they are referenced
+
+
+def _as_number(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.uint8) if dtype == np.bool_ else dtype
+
+
+def _to_number(ins: Any, via: Any, outs: Any) -> Any:
+    @compiled_callback(_SIGNATURE, listed=False)
+    def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
+        values, result = elements(source, ins), elements(target, outs)
+        for i in range(n):
+            result[i] = outs(via(values[i]))
+
+    return cast
+
+
+def _to_int32(ins: Any) -> Any:
+    @compiled_callback(_SIGNATURE, listed=False)
+    def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
+        values, result = elements(source, ins), elements(target, types.int32)
+        for i in range(n):
+            fits = 0 <= values[i] <= _LARGEST_INT32
+            result[i] = types.int32(values[i]) if fits else types.int32(-1)
+
+    return cast
+
+
+def _to_bool(ins: Any) -> Any:
+    @compiled_callback(_SIGNATURE, listed=False)
+    def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
+        values, result = elements(source, ins), elements(target, types.uint8)
+        for i in range(n):
+            result[i] = values[i] != 0
+
+    return cast
+
+
+@compiled("uint16(uint32)", inner=True)
+def _half(bits: Any) -> Any:
+    """Return the bits of the nearest float16 of a float32, given by its bits; ties go to even."""
+    sign, size = (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
+    if size > _INFINITY:  # no remaining bits may turn it into an infinity
+        return sign | 0x7E00 | ((size >> 13) & 0x1FF)
+    if size >= _TOO_LARGE:
+        return sign | 0x7C00
+    if size >= _LEAST_NORMAL:
+        rounded = size + 0xFFF + ((size >> 13) & 1)
+        return sign | ((rounded - (112 << 23)) >> 13)
+    if size < _TOO_SMALL:
+        return sign
+    fraction, shift = (size & 0x7FFFFF) | 0x800000, 126 - (size >> 23)
+    result, rest, middle = fraction >> shift, fraction & ((1 << shift) - 1), 1 << (shift - 1)
+    return sign | (result + (rest > middle or (rest == middle and result & 1)))
+
+
+def _to_half() -> Any:
+    @compiled_callback(_SIGNATURE, listed=False)
+    def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
+        values, result = elements(source, types.uint32), elements(target, types.uint16)
+        for i in range(n):
+            result[i] = _half(values[i])
+
+    return cast
+
+
+# Bounds for float32: for values after division, and for the factor that replaces the division.
+_LARGEST_PLAIN, _LARGEST_FACTOR = 2.0**100, 2.0**60
+_FLOAT_INFINITY = np.uint32(0x7F800000)
+# For float32: bits of the square root of 1/2, of the mantissa, and the bias of the exponent.
+_ROOT_BITS = np.uint32(np.float32(math.sqrt(0.5)).view(np.uint32))
+_MANTISSA_BITS, _BIAS = np.uint32(23), np.uint32(127)
+_ONE, _LN2 = np.float32(1.0), np.float32(math.log(2.0))
+# Coefficients of (log(1 + f) - f) / f^2 in powers of f, with 1 + f between the square roots of 1/2
+# and 2: fitted by least squares, reweighted to minimize the largest relative error of the
+# logarithm, 2^-28.
+_L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = (
+    np.float32(each)
+    for each in (
+        -0.5,
+        0.33333403,
+        -0.25001091,
+        0.19998246,
+        -0.16613545,
+        0.14237872,
+        -0.13270701,
+        0.12633245,
+        -0.07258227,
+    )
+)
+
+
+_FLOATS = "float32", "float64"
+
+
+@compiled(*(f"Tuple((float64, uint32))(CPointer({each}), int64)" for each in _FLOATS), inner=True)
+def _total_and_highest(values: NDArray[Any], n: int) -> Any:
+    """Return the sum of values, and the largest bit pattern of their values if they are float32.
+
+    Bit patterns of negative numbers are above those of infinity and NaN, and these are above those
+    of positive numbers.
+    """
+    total, highest = 0.0, np.uint32(0)
+    for i in range(n):
+        total = add_unordered(total, np.float64(values[i]))
+        highest = max(highest, bits_of_float(np.float32(values[i])))
+    return total, highest
+
+
+@compiled("boolean(uint32, float64)", inner=True)
+def _are_plain(highest: int, factor: float) -> bool:
+    """Return whether float32 values are finite, non-negative, and not huge after multiplication."""
+    largest = np.float64(float_of_bits(highest)) * factor
+    is_usual = 1 / _LARGEST_FACTOR <= factor <= _LARGEST_FACTOR
+    return bool(highest < _FLOAT_INFINITY and is_usual and largest < _LARGEST_PLAIN)
+
+
+@compiled(*(f"int64(CPointer({each}), int64, float64)" for each in _FLOATS), inner=True)
+def _log1p_exactly(values: NDArray[Any], n: int, divisor: float) -> int:
+    """Do what `_log1p` does, one value at a time."""
+    n_undefined = 0
+    for i in range(n):
+        value = divide(np.float64(values[i]), divisor)
+        n_undefined += value <= -1.0
+        values[i] = math.log1p(value)
+    return n_undefined
+
+
+@compiled("int64(CPointer(float32), int64, float64, uint32)", inner=True)
+def _log1p(values: NDArray[Any], n: int, divisor: float, highest: int) -> int:
+    """Replace values by the logarithm of 1 + value / ``divisor``; count those that have none.
+
+    "Plain" float32 values are computed without branches, so that many are computed at a time: 1 + y
+    is 2^k (1 + f) with 1 + f between the square roots of 1/2 and 2, and log(1 + f) is a polynomial.
+    The rounding errors of y and of f are carried along, so that the result is off by less than one
+    unit in the last place. ``highest`` comes from `_total_and_highest`.
+    """
+    factor = divide(1.0, divisor)
+    if not _are_plain(highest, factor):
+        return int(_log1p_exactly(values, n, divisor))
+    upper = np.float32(factor)
+    lower = np.float32(factor - np.float64(upper))
+    for i in range(n):
+        value = np.float32(values[i])
+        y = value * upper
+        rest = multiply_add(value, lower, multiply_add(value, upper, -y))
+        # numba computes with 64 bits unless each result is cast back.
+        k = np.uint32(np.uint32(bits_of_float(_ONE + y) - _ROOT_BITS) >> _MANTISSA_BITS)
+        power = float_of_bits(np.uint32(np.uint32(_BIAS - k) << _MANTISSA_BITS))  # 2^-k
+        less = power - _ONE
+        f = multiply_add(y, power, less)
+        rest = multiply_add(rest, power, multiply_add(y, power, less - f))
+        series = multiply_add(f, multiply_add(f, _L8, _L7), _L6)
+        series = multiply_add(f, multiply_add(f, series, _L5), _L4)
+        series = multiply_add(f, multiply_add(f, series, _L3), _L2)
+        series = multiply_add(f, multiply_add(f, series, _L1), _L0)
+        rest = multiply_add(f * f, series, multiply_add(-f, rest, rest))
+        exponent = np.float32(np.int32(k))
+        most = multiply_add(exponent, _LN2, f)
+        values[i] = most + (multiply_add(exponent, _LN2, -most) + f + rest)
+    return 0
+
+
+# A function that applies a step to a row takes the address of the values, and their number; the
+# kind of the step; the addresses of its number, and of what `_count_doubts` takes; and the place of
+# the step among all of them.
+_STEP_SIGNATURE = types.int64(*[types.int64] * 6)
+
+
+@compiled("void(int64, int64, int64)", inner=True)
+def _count_doubts(counters_at: int, n_undefined: int, n_fractional: int) -> None:
+    """Add to the two counters at an address that follows the numbers of steps."""
+    counters = elements(counters_at, np.int64)[0]
+    if n_undefined:
+        atomic_add(counters, n_undefined)
+    if n_fractional:
+        atomic_add(counters + 8, n_fractional)
+
+
+@compiled_callback(_STEP_SIGNATURE)
+def _apply_to_floats(row, n, kind, number_at, doubts, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """Apply a step that needs no columns to a row of float32."""
+    values, number = elements(row, np.float32), elements(number_at, np.float64)[0]
+    if kind == fields.BINARIZED:
+        for i in range(n):
+            values[i] = 1.0 if values[i] > number else 0.0
+        return 0
+    total, highest = _total_and_highest(values, n)
+    divisor, n_undefined = 1.0, 0
+    if kind != fields.LOG1P and total != 0.0:  # rows whose sum is 0 are not changed
+        divisor = divide(total, number)
+    if kind == fields.NORMALIZED:
+        # The error of a multiplication in float64 is far below float32's.
+        factor = divide(1.0, divisor)
+        for i in range(n):
+            values[i] = np.float64(values[i]) * factor
+    else:
+        n_undefined = _log1p(values, n, divisor, highest)
+    is_fractional = kind != fields.LOG1P and place == 0 and math.floor(total) != total
+    _count_doubts(doubts, n_undefined, is_fractional)
+    return 0
+
+
+@compiled_callback(_STEP_SIGNATURE)
+def _apply_to_doubles(row, n, kind, number_at, doubts, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """Apply a step that needs no columns to a row of float64."""
+    values, number = elements(row, np.float64), elements(number_at, np.float64)[0]
+    if kind == fields.BINARIZED:
+        for i in range(n):
+            values[i] = 1.0 if values[i] > number else 0.0
+        return 0
+    total, _ = _total_and_highest(values, n)
+    divisor, n_undefined = 1.0, 0
+    if kind != fields.LOG1P and total != 0.0:
+        divisor = divide(total, number)
+    if kind == fields.NORMALIZED:
+        for i in range(n):
+            values[i] = divide(values[i], divisor)
+    else:
+        n_undefined = _log1p_exactly(values, n, divisor)
+    is_fractional = kind != fields.LOG1P and place == 0 and math.floor(total) != total
+    _count_doubts(doubts, n_undefined, is_fractional)
+    return 0
+
+
+def step_applier(itemsize: int) -> int:
+    """Return the address of the function that applies a step to a row of float32 or float64."""
+    return int((_apply_to_floats if itemsize == 4 else _apply_to_doubles).address)
+
+
+# A function that scales a row takes the address of the values, and their number; of the columns,
+# and the size of one, 0 for a dense row; the kind of the step; and the addresses of its number, and
+# of the numbers to subtract and to divide by.
+_SCALE_SIGNATURE = types.int64(*[types.int64] * 8)
+
+
+def _scales(dtype: Any) -> Any:
+    @compiled_callback(_SCALE_SIGNATURE)
+    def scale(row, n, columns, index_itemsize, kind, number_at, mean_at, std_at):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        """Scale a row, and clip it; NaN stays NaN. Sparse rows are only divided."""
+        values, most = elements(row, dtype), elements(number_at, np.float64)[0]
+        mean, std = elements(mean_at, np.float64), elements(std_at, np.float64)
+        if index_itemsize == 0:
+            least = -most if kind == fields.CENTRED else -np.inf
+            for i in range(n):
+                scaled = divide(np.float64(values[i]) - mean[i], std[i])
+                scaled = max(scaled, least)
+                values[i] = min(scaled, most)
+        elif index_itemsize == 4:
+            narrow = elements(columns, np.int32)
+            for i in range(n):
+                values[i] = min(divide(np.float64(values[i]), std[narrow[i]]), most)
+        else:
+            wide = elements(columns, np.int64)
+            for i in range(n):
+                values[i] = min(divide(np.float64(values[i]), std[wide[i]]), most)
+        return 0
+
+    return scale
+
+
+_scale_floats, _scale_doubles = _scales(types.float32), _scales(types.float64)
+
+
+@compiled("int64(int64, int64, int64)", inner=True)
+def _pointer_at(pointers: int, itemsize: int, row: int) -> int:
+    """Return an entry of a row pointer."""
+    if itemsize == 4:
+        return int(elements(pointers, np.int32)[row])
+    return int(elements(pointers, np.int64)[row])
+
+
+_group_table, _step_table = table(fields.N_GROUP_COLUMNS), table(fields.N_STEP_COLUMNS)
+
+
+def transform_rows(
+    groups: Ints,
+    rows: Ints,
+    itemsize: int,
+    steps: Ints,
+    numbers: NDArray[np.float64],
+    moments: NDArray[np.float64],
+    taken: Ints,
+) -> None:
+    """Transform rows until none is left; several threads share ``taken``.
+
+    Parameters
+    ----------
+    groups
+        A table of rows that are stored together: number of the first row, address of the values,
+        number of values per row if dense, and addresses of column indices and row pointer, with
+        their itemsize, if sparse. The first column of an additional last row marks the end.
+    rows
+        Numbers of the rows to transform, ascending.
+    itemsize
+        Size of a value in bytes; values are floats.
+    steps, numbers
+        The steps, in order: kinds, with the number of the moments that each uses, shape (n_steps,
+        2); and one number for each: a sum, a threshold, or the largest value; then the address of
+        two int64 that count values without a logarithm, and rows whose total is no integer.
+    moments
+        For each column the number to subtract, from dense rows only, and the divisor, shape
+        (n, 2, n_columns).
+    taken
+        Number of rows that threads have begun, shape (1,).
+    """
+    scale, scaling = 0, _scale_floats if itemsize == 4 else _scale_doubles
+    if (steps[:, 0] >= fields.CENTRED).any():
+        scale = scaling.address
+    apply = step_applier(itemsize) if (steps[:, 0] < fields.CENTRED).any() else 0
+    _transform_rows(groups, rows, itemsize, steps, numbers, moments, taken, apply, scale)
+
+
+@compiled(
+    "void(int64[:,::1], int64[::1], int64, int64[:,::1], float64[::1], float64[:,:,::1], "
+    "int64[::1], int64, int64)"
+)
+def _transform_rows(
+    groups: Ints,
+    rows: Ints,
+    itemsize: int,
+    steps: Ints,
+    numbers: NDArray[np.float64],
+    moments: NDArray[np.float64],
+    taken: Ints,
+    apply: int,
+    scale: int,
+) -> None:
+    """Do what `transform_rows` does, with addresses of functions that apply a step to a row."""
+    n_rows, n_steps, moments_bytes = rows.size, len(steps), moments.shape[2] * 8
+    groups, steps = _group_table(address_of(groups)), _step_table(address_of(steps))
+    numbers_at, moments_at, rows = address_of(numbers), address_of(moments), pointer_to(rows)
+    while True:
+        first = atomic_add(address_of(taken), fields.ROWS_OF_A_TASK)
+        if first >= n_rows:
+            break
+        g = 0
+        for i in range(first, min(first + fields.ROWS_OF_A_TASK, n_rows)):
+            while rows[i] >= groups[g + 1, fields.FIRST_ROW]:
+                g += 1
+            number, n = rows[i] - groups[g, fields.FIRST_ROW], groups[g, fields.ROW_LENGTH]
+            start, columns = number * n, groups[g, fields.COLUMNS]
+            index_itemsize = groups[g, fields.INDEX_ITEMSIZE]
+            if index_itemsize:
+                start = _pointer_at(groups[g, fields.POINTERS], index_itemsize, number)
+                n = _pointer_at(groups[g, fields.POINTERS], index_itemsize, number + 1) - start
+                columns += start * index_itemsize
+            row = groups[g, fields.VALUES] + start * itemsize
+            for k in range(n_steps):
+                kind, number_at = steps[k, 0], numbers_at + 8 * k
+                if kind < fields.CENTRED:
+                    call(apply, (row, n, kind, number_at, numbers_at + 8 * n_steps, k))
+                else:
+                    mean = moments_at + 2 * steps[k, 1] * moments_bytes
+                    std = mean + moments_bytes
+                    call(scale, (row, n, columns, index_itemsize, kind, number_at, mean, std))

@@ -1,0 +1,457 @@
+"""Elements that are in memory: copied to the destinations of rows, selected, transformed."""
+
+from collections.abc import Sequence
+from concurrent.futures import Executor, wait
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed.decode import _kernels as kernels
+from cellfeed.decode._decoder import Counters, Decoder
+from cellfeed.decode._kernels import _fields as fields
+from cellfeed.decode._kernels._codecs import STORED, can_cast
+from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
+
+
+def place_elements(
+    elements: NDArray[Any],
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    addresses: NDArray[np.int64],
+    dtype: np.dtype[Any],
+    *,
+    index_limit: int = -1,
+    column_map: NDArray[np.int32] | None = None,
+) -> bool:
+    """Copy ranges of elements to their destinations.
+
+    Parameters
+    ----------
+    elements
+        One-dimensional elements of any numeric dtype; cast as by NumPy.
+    starts, counts
+        Ranges that cover all elements, int64, shape (n,).
+    addresses
+        Destination address of each range, int64, shape (n,).
+    dtype
+        Dtype at the destinations.
+    index_limit
+        If not negative, elements are column indices, which must be below it.
+    column_map
+        New index of each column, none of which is left out, int32, shape (index_limit,).
+
+    Returns
+    -------
+    Whether the indices of each range ascend strictly; True if elements are not indices.
+
+    Raises
+    ------
+    ValueError
+        A column index is outside of the matrix, or there are more or fewer elements.
+    """
+    if elements.shape != (int(counts.sum()),):
+        msg = f"expected {int(counts.sum())} elements, but got shape {elements.shape}"
+        raise ValueError(msg)
+    if not can_cast(elements.dtype, dtype):
+        with np.errstate(over="ignore"):  # float16 holds little
+            elements = elements.astype(dtype)
+    elements = np.ascontiguousarray(elements)
+    segments = np.stack([starts, counts, addresses, np.zeros_like(starts)], axis=1)
+    report = np.zeros(fields.N_REPORTS, np.int64)
+    report[fields.ASCENDING] = 1
+    placing = fields.COPIED if column_map is None else fields.RENUMBERED
+    array = array_row(
+        elements.dtype, dtype, index_limit=index_limit, placing=placing, column_map=column_map
+    )
+    kernels.place(elements.ctypes.data, segments, array, report, 0)
+    if report[fields.FAILURE]:
+        raise ValueError(out_of_bounds(index_limit))
+    return bool(report[fields.ASCENDING])
+
+
+def out_of_bounds(n_columns: int) -> str:
+    """Return the message for a column index outside of the matrix."""
+    return f"a column index is outside [0, {n_columns})"
+
+
+def place_selected(
+    elements: NDArray[Any],
+    starts: NDArray[np.int64],
+    selected: "SelectedElements",
+    addresses: NDArray[np.int64],
+) -> None:
+    """Copy the selected elements of each row to their slots.
+
+    Parameters
+    ----------
+    elements
+        One-dimensional elements of the destination dtype.
+    starts
+        Start of each row in ``elements``, ascending, int64, shape (n_rows,).
+    selected
+        The selected elements of each row.
+    addresses
+        Address of the first slot of each row, int64, shape (n_rows,).
+    """
+    array = array_row(elements.dtype, elements.dtype, placing=fields.SCATTERED)
+    whole = max(1, elements.size)
+    entries = selected.starts, selected.entries
+    _, _, segments = kernels.plan_selected(starts, *entries, addresses, whole)
+    report = np.zeros(fields.N_REPORTS, np.int64)
+    kernels.place(elements.ctypes.data, segments, array, report, 0)
+
+
+def array_row(
+    dtype: np.dtype[Any],
+    out_dtype: np.dtype[Any],
+    *,
+    index_limit: int = -1,
+    placing: int = fields.COPIED,
+    column_map: NDArray[np.int32] | None = None,
+) -> NDArray[np.int64]:
+    """Return the row of the kernels' table of arrays for unencoded elements.
+
+    Parameters
+    ----------
+    dtype, out_dtype
+        Native dtypes of the elements and of the destinations, for which `can_cast` holds.
+    index_limit
+        See `place_elements`.
+    placing, column_map
+        How elements are placed, and the new index of each column; the map must outlive the row.
+    """
+    row = np.zeros(fields.N_ARRAY_COLUMNS, np.int64)
+    row[fields.CODEC] = STORED
+    row[fields.ITEMSIZE] = dtype.itemsize
+    row[fields.OUT_ITEMSIZE] = out_dtype.itemsize
+    row[fields.CAST] = kernels.cast_address(dtype, out_dtype, of_indices=index_limit >= 0)
+    row[fields.INDEX_LIMIT] = index_limit
+    row[fields.PLACING] = placing
+    row[fields.COLUMN_MAP] = 0 if column_map is None else column_map.ctypes.data
+    return row
+
+
+def selecting_row(
+    dtype: np.dtype[Any], column_map: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], object]:
+    """Return the row for column indices to select from, and an object that must outlive it.
+
+    Parameters
+    ----------
+    dtype
+        Native dtype of the indices, for which `can_cast` to int64 holds.
+    column_map
+        New index of each column, -1 to leave it out, int32, shape (n_columns,).
+    """
+    # Compiled code knows these two; an index that does not fit becomes one out of bounds.
+    known = dtype in (np.int32, np.int64)
+    row = array_row(
+        dtype,
+        dtype if known else np.dtype(np.int64),
+        index_limit=len(column_map),
+        placing=fields.SELECTED,
+        column_map=column_map,
+    )
+    is_selected = (column_map >= 0).view(np.uint8)
+    row[fields.IS_SELECTED] = is_selected.ctypes.data
+    return row, (column_map, is_selected)
+
+
+def scratch_bytes(arrays: NDArray[np.int64]) -> int:
+    """Return the scratch memory that a thread needs to place elements of chunks, in bytes.
+
+    Parameters
+    ----------
+    arrays
+        The kernels' table of arrays, shape (n, N_ARRAY_COLUMNS).
+    """
+    itemsizes = np.maximum(1, arrays[:, fields.ITEMSIZE])
+    n_elements = arrays[:, fields.DECODED_BYTES] // itemsizes
+    placing = arrays[:, fields.PLACING]
+    is_cast = arrays[:, fields.CAST] != 0
+    n_bytes = np.where(is_cast | (placing == fields.TRANSFORMED), arrays[:, fields.OUT_ITEMSIZE], 0)
+    n_bytes += np.where(placing == fields.SELECTED, 8, 0)
+    return int((n_elements * n_bytes).max(initial=0))
+
+
+# Selecting elements of sparse rows, after their column indices have been read.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectedElements:
+    """The elements of sparse rows whose columns are selected.
+
+    Parameters
+    ----------
+    starts
+        Start of each row in the arrays below, int64, shape (n_rows + 1,).
+    columns
+        Columns in the collection, ascending in each row, int32, shape (n_selected,).
+    entries
+        For each selected element, in stored order, its position in the stored row in the upper 32
+        bits, and its slot in the resulting row in the lower 32 bits, int64, shape (n_selected,).
+    ascending
+        Whether the columns of each row are distinct.
+    """
+
+    starts: NDArray[np.int64]
+    columns: NDArray[np.int32]
+    entries: NDArray[np.int64]
+    ascending: bool
+
+    def __getitem__(self, rows: slice) -> "SelectedElements":
+        starts = self.starts[rows.start : rows.stop + 1]
+        own = slice(starts[0], starts[-1])
+        return SelectedElements(
+            starts - starts[0], self.columns[own], self.entries[own], self.ascending
+        )
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Number of selected elements in each row, int64, shape (n_rows,)."""
+        return np.diff(self.starts)
+
+
+def gathered(
+    segments: NDArray[np.int64],
+    found: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    decoder: Decoder,
+) -> SelectedElements:
+    """Return the selected elements of rows, from the segments that the kernels have filled.
+
+    Parameters
+    ----------
+    segments
+        Segments of all rows, row by row.
+    found
+        The list to which they refer.
+    lengths
+        Number of stored elements in each row, int64, shape (n_rows,).
+    decoder
+        The decoder.
+    """
+    row_firsts = np.flatnonzero(segments[:, fields.WITHIN] == 0)
+    n_segments = np.diff(row_firsts, append=len(segments))
+    rows = np.repeat(np.flatnonzero(lengths), n_segments)
+    counts = np.bincount(rows, segments[:, fields.COUNT], minlength=lengths.size)
+    starts = np.concatenate([[0], np.cumsum(counts.astype(np.int64))])
+    memory = decoder.pool.acquire(12 * found.size)
+    entries = memory.array(np.dtype(np.int64), found.size)
+    columns = memory.array(np.dtype(np.int32), found.size, start=entries.nbytes)
+
+    def gather(first: int, stop: int) -> bool:
+        own = slice(first, stop)
+        return bool(kernels.gather(segments[own], rows[own], starts, found, columns, entries))
+
+    if decoder.threads is None or not row_firsts.size:
+        ascending = gather(0, len(segments))
+    else:
+        shares = np.linspace(0, row_firsts.size, decoder.num_threads, endpoint=False).astype(int)
+        bounds = [*np.unique(row_firsts[shares]).tolist(), len(segments)]
+        ascending = all(list(decoder.threads.map(gather, bounds[:-1], bounds[1:])))
+    return SelectedElements(starts, columns, entries, ascending)
+
+
+def select_columns(
+    indices: NDArray[Any], lengths: NDArray[np.int64], column_map: NDArray[np.int32]
+) -> SelectedElements:
+    """Return the selected elements of rows whose column indices are in memory.
+
+    Parameters
+    ----------
+    indices, lengths
+        Concatenated column indices of all rows, and the number in each row.
+    column_map
+        New index of each column, -1 to leave it out, int32, shape (n_columns,).
+
+    Raises
+    ------
+    ValueError
+        A column index is out of bounds.
+    """
+    indices = np.ascontiguousarray(indices, dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    _, _, segments, _ = kernels.plan_flat(
+        starts, lengths, np.zeros_like(starts), max(1, indices.size), 0
+    )
+    found = np.empty(indices.size, np.int64)
+    report = np.zeros(fields.N_REPORTS, np.int64)
+    report[fields.SELECTION] = found.ctypes.data
+    array, tables = selecting_row(indices.dtype, column_map)
+    array[fields.DECODED_BYTES] = indices.nbytes
+    scratch = np.empty(scratch_bytes(array[None]), np.uint8)
+    kernels.place(indices.ctypes.data, segments, array, report, scratch.ctypes.data)
+    del tables  # whose addresses were used by now
+    if report[fields.FAILURE]:
+        raise ValueError(out_of_bounds(column_map.size))
+    return gathered(segments, found[: report[fields.N_SELECTED]], lengths, Decoder())
+
+
+# Transforms in the form of compiled code, applied to rows by several threads.
+
+
+class RowGroup(NamedTuple):
+    """Addresses of rows in memory, valid as long as the memory.
+
+    Parameters
+    ----------
+    n_rows
+        Number of consecutive rows.
+    values
+        Address of the first value.
+    row_length
+        Number of values in each row, if they are dense.
+    columns, pointers
+        Addresses of column indices and of row pointers, if they are sparse.
+    index_itemsize
+        Bytes per index.
+    """
+
+    n_rows: int
+    values: int
+    row_length: int = 0
+    columns: int = 0
+    pointers: int = 0
+    index_itemsize: int = 0
+
+
+class ValueSteps:
+    """Transforms of the values of one element.
+
+    Parameters
+    ----------
+    transforms
+        The transforms, in the order in which they are applied.
+    dtype
+        Dtype of the values: float32 or float64.
+    counters
+        Counters to which what may not be counts is added.
+    """
+
+    def __init__(
+        self, transforms: Sequence[Transform], dtype: np.dtype[Any], counters: Counters
+    ) -> None:
+        steps, moments = list[tuple[int, int, float]](), list[NDArray[np.float64]]()
+        for each in transforms:
+            if isinstance(each, NormalizeTotal):
+                steps.append((fields.NORMALIZED, 0, each.target_sum))
+            elif isinstance(each, Log1p) and steps and steps[-1][0] == fields.NORMALIZED:
+                # In one pass, which does not round in between.
+                steps[-1] = (fields.NORMALIZED_LOG1P, 0, steps[-1][2])
+            elif isinstance(each, Log1p):
+                steps.append((fields.LOG1P, 0, 0.0))
+            elif isinstance(each, Binarize):
+                steps.append((fields.BINARIZED, 0, float(dtype.type(each.threshold))))
+            elif isinstance(each, Scale):
+                kind = fields.CENTRED if each.zero_center else fields.SCALED
+                most = np.inf if each.max_value is None else each.max_value
+                steps.append((kind, len(moments), most))
+                moments.append(_moments(each))
+        self._itemsize = dtype.itemsize
+        self._steps = np.array([step[:2] for step in steps], np.int64).reshape(-1, 2)
+        self._counters = counters
+        address = np.array([counters.address_of_doubts], np.int64).view(np.float64)
+        self._numbers = np.concatenate([np.array([s[2] for s in steps], np.float64), address])
+        self._moments = np.array(moments) if moments else np.empty((0, 2, 0))
+        self._kinds = self._steps[:, 0].copy()
+
+    @property
+    def need_columns(self) -> bool:
+        """Whether the transform of a value depends on its column."""
+        return bool((self._kinds >= fields.CENTRED).any())
+
+    @property
+    def located(self) -> tuple[int, int, int]:
+        """Addresses of kinds and numbers, valid as long as this object, and their number."""
+        return self._kinds.ctypes.data, self._numbers.ctypes.data, len(self._kinds)
+
+    def __bool__(self) -> bool:
+        return len(self._kinds) > 0
+
+    def apply(
+        self,
+        groups: Sequence[RowGroup],
+        rows: NDArray[np.intp] | None = None,
+        threads: Executor | None = None,
+        num_threads: int = 1,
+    ) -> None:
+        """Transform the values of rows in place.
+
+        Parameters
+        ----------
+        groups
+            Rows of the stated dtype, with the same layout.
+        rows
+            Numbers of the rows to transform over all groups, ascending; all rows if None.
+        threads, num_threads
+            Threads that help the calling thread, and the total number of threads.
+        """
+        if not groups or not self:
+            return
+        table, taken = _table(groups), np.zeros(1, np.int64)
+        if rows is None:
+            rows = np.arange(table[-1, fields.FIRST_ROW])
+
+        def work() -> None:
+            kernels.transform_rows(
+                table, rows, self._itemsize, self._steps, self._numbers, self._moments, taken
+            )
+
+        n_tasks = -(-rows.size // fields.ROWS_OF_A_TASK)
+        n_helpers = 0 if threads is None else min(num_threads, n_tasks) - 1
+        helpers = [threads.submit(work) for _ in range(n_helpers)] if threads is not None else []
+        try:
+            work()
+            for each in helpers:
+                each.result()
+        except BaseException:
+            # The other threads write into memory that the caller is about to release.
+            taken[0] = rows.size
+            wait(helpers)
+            raise
+
+
+def locate_pieces(segments: NDArray[np.int64]) -> object:
+    """Write to segments of transformed values which piece of a row they are.
+
+    Parameters
+    ----------
+    segments
+        Segments of rows, row by row, as `kernels.plan_flat` returns them; modified.
+
+    Returns
+    -------
+    An object that must exist as long as the segments are used.
+    """
+    within = segments[:, fields.WITHIN]
+    is_piece = within != 0
+    is_piece[:-1] |= is_piece[1:]
+    own = np.flatnonzero(is_piece)
+    rows = np.cumsum(within[own] == 0) - 1
+    n_pieces, placed = np.bincount(rows), np.zeros(own.size, np.int64)
+    pieces = np.empty((own.size, fields.N_PIECE_COLUMNS), np.int64)
+    pieces[:, fields.PIECE_START] = within[own]
+    pieces[:, fields.ROW_ELEMENTS] = np.bincount(rows, segments[own, fields.COUNT])[rows]
+    pieces[:, fields.ROW_PIECES] = n_pieces[rows]
+    pieces[:, fields.ROW_PLACED] = placed.ctypes.data + rows * placed.itemsize
+    within[:] = fields.WHOLE_ROW
+    within[own] = pieces.ctypes.data + np.arange(own.size) * pieces.strides[0]
+    return pieces, placed
+
+
+def _table(groups: Sequence[RowGroup]) -> NDArray[np.int64]:
+    """Return the table of groups that `kernels.transform_rows` takes."""
+    table = np.zeros((len(groups) + 1, fields.N_GROUP_COLUMNS), np.int64)
+    table[1:, fields.FIRST_ROW] = np.cumsum([each.n_rows for each in groups])
+    table[:-1, fields.VALUES :] = [each[1:] for each in groups]
+    return table
+
+
+def _moments(scale: Scale) -> NDArray[np.float64]:
+    """Return the subtrahend and the divisor of each column, shape (2, n_columns)."""
+    std = np.asarray(scale.std)
+    mean = np.asarray(scale.mean) if scale.zero_center else np.zeros_like(std)
+    return np.stack([mean, np.where(std == 0, 1.0, std)])

@@ -1,0 +1,594 @@
+"""Chunks to read and the destinations of their elements, processed by several threads."""
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import FormatError
+from cellfeed.bytes import ByteStore
+from cellfeed.bytes._buffers import bind, groups_of
+from cellfeed.decode import _kernels as kernels
+from cellfeed.decode._byte_requests import (
+    are_requested,
+    begin_requests,
+    chunks_as_they_arrive,
+    drop_pages,
+    requested_bytes,
+    seem_to_be_in_memory,
+)
+from cellfeed.decode._decoder import Counter, Decoder, Verify
+from cellfeed.decode._kernels import _fields as fields
+from cellfeed.decode._kernels._codecs import BLOSC, STORED, function_addresses
+from cellfeed.decode._placing import SelectedElements, gathered, scratch_bytes
+
+_CACHE_BYTES = 1 << 24  # more than this is out of the cache before it is used
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FilesInUse:
+    """Files that are read, and what must exist until then.
+
+    Parameters
+    ----------
+    store, files
+        The store, and the number of the file of each chunk, int64, shape (n_chunks,).
+    keep_alive
+        The object that must exist.
+    """
+
+    store: ByteStore
+    files: NDArray[np.int64]
+    keep_alive: object
+
+    @staticmethod
+    def check(those: Sequence["FilesInUse"]) -> None:
+        """Check that none has changed while they were read."""
+        of_store = dict[int, list[FilesInUse]]()
+        for each in those:
+            of_store.setdefault(id(each.store), []).append(each)
+        for some in of_store.values():
+            some[0].store.check_files(np.concatenate([each.files for each in some]))
+
+
+def chunk_table(
+    store: ByteStore,
+    files: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    *,
+    firsts: NDArray[np.int64],
+    n_segments: int,
+    flags: NDArray[np.int64] | int = 0,
+) -> tuple[NDArray[np.int64], FilesInUse]:
+    """Return the kernels' table of chunks, and the files that it refers to.
+
+    Parameters
+    ----------
+    store
+        The files.
+    files, offsets, sizes
+        Where each chunk lies.
+    firsts, n_segments
+        First segment of each chunk, ascending, and the number of all segments.
+    flags
+        Flags of each chunk; see `Located`.
+    """
+    table = np.zeros((len(offsets), fields.N_CHUNK_COLUMNS), np.int64)
+    handles, in_memory = store.handles(files), 0
+    if handles is None:  # the store reads bytes into memory before they are decoded
+        handles, in_memory = (files, None), fields.IN_MEMORY
+    table[:, fields.FD], keep_alive = handles
+    table[:, fields.OFFSET] = offsets
+    table[:, fields.SIZE] = sizes
+    table[:, fields.FLAGS] = flags | in_memory
+    table[:, fields.FIRST_SEGMENT] = firsts
+    table[:-1, fields.END_SEGMENT] = firsts[1:]
+    table[-1:, fields.END_SEGMENT] = n_segments
+    return table, FilesInUse(store, files, keep_alive)
+
+
+class Owner(Protocol):
+    """The array of chunks."""
+
+    @property
+    def files(self) -> ByteStore:
+        """The files or objects of its bytes."""
+        ...
+
+    def describe(self, chunk: int) -> str:
+        """Return the elements and bytes of a chunk, for a message."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Counts of completed reads.
+
+    Parameters
+    ----------
+    n_bytes
+        Number of bytes read.
+    n_chunks
+        Number of chunks decoded.
+    n_decompressed
+        Number of bytes after decompression.
+    ascending
+        Whether the column indices of every row ascend strictly.
+    """
+
+    n_bytes: int
+    n_chunks: int
+    n_decompressed: int
+    ascending: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkReads:
+    """Tables for `kernels.decode`, which describes their columns.
+
+    Parameters
+    ----------
+    arrays, chunks, segments
+        The tables.
+    owners
+        The array of each row of ``arrays``.
+    crossings
+        Addresses at which the column indices of a row continue from another chunk, by itemsize.
+    files
+        The files of the chunks.
+    keep_alive
+        Objects that must exist until then: tables whose addresses are used.
+    """
+
+    arrays: NDArray[np.int64]
+    chunks: NDArray[np.int64]
+    segments: NDArray[np.int64]
+    owners: tuple[Owner, ...]
+    crossings: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    files: tuple[FilesInUse, ...] = ()
+    keep_alive: tuple[object, ...] = ()
+
+    @staticmethod
+    def none() -> "ChunkReads":
+        """Return no reads."""
+        return ChunkReads(
+            arrays=np.empty((0, fields.N_ARRAY_COLUMNS), np.int64),
+            chunks=np.empty((0, fields.N_CHUNK_COLUMNS), np.int64),
+            segments=np.empty((0, fields.N_SEGMENT_COLUMNS), np.int64),
+            owners=(),
+        )
+
+    @staticmethod
+    def concatenate(parts: Sequence["ChunkReads"]) -> "ChunkReads":
+        """Return all reads as one, so that threads do not wait for each other in between.
+
+        Chunks that several parts read for the same rows are read and decoded once.
+        """
+        parts = _joined([part for part in parts if part.n_chunks])
+        if not parts:
+            return ChunkReads.none()
+        if len(parts) == 1:
+            return parts[0]
+        chunks = np.concatenate([part.chunks for part in parts])
+        n_chunks = [part.n_chunks for part in parts]
+        first_arrays = accumulate((len(part.arrays) for part in parts[:-1]), initial=0)
+        chunks[:, fields.ARRAY] += np.repeat(list(first_arrays), n_chunks)
+        first_segments = accumulate((len(part.segments) for part in parts[:-1]), initial=0)
+        before = np.repeat(list(first_segments), n_chunks)
+        chunks[:, fields.FIRST_SEGMENT] += before
+        chunks[:, fields.END_SEGMENT] += before
+        return ChunkReads(
+            arrays=np.concatenate([part.arrays for part in parts]),
+            chunks=chunks,
+            segments=np.concatenate([part.segments for part in parts]),
+            crossings={
+                itemsize: np.concatenate([part.crossings[itemsize] for part in having])
+                for itemsize in (4, 8)
+                if (having := [part for part in parts if itemsize in part.crossings])
+            },
+            owners=tuple(owner for part in parts for owner in part.owners),
+            files=tuple(some for part in parts for some in part.files),
+            keep_alive=tuple(thing for part in parts for thing in part.keep_alive),
+        )
+
+    def without_placing(self) -> "ChunkReads":
+        """Return the same reads without placing elements; so that they can be prefetched."""
+        chunks = self.chunks.copy()
+        chunks[:, [fields.FIRST_SEGMENT, fields.END_SEGMENT]] = 0
+        return replace(self, chunks=chunks, segments=self.segments[:0], crossings={})
+
+    def without_steps(self) -> "ChunkReads":
+        """Return the same reads without transforming values."""
+        arrays = self.arrays.copy()
+        arrays[arrays[:, fields.PLACING] == fields.TRANSFORMED, fields.PLACING] = fields.COPIED
+        return replace(self, arrays=arrays)
+
+    def without_decoding(self) -> "ChunkReads":
+        """Return the same reads without decoding the stored bytes."""
+        arrays = self.arrays.copy()
+        arrays[:, fields.CODEC] = STORED
+        arrays[:, [fields.SHUFFLED, fields.DELTA]] = 0
+        return replace(self.without_placing(), arrays=arrays)
+
+    @property
+    def n_chunks(self) -> int:
+        """Number of chunks."""
+        return len(self.chunks)
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Number of bytes that are decompressed once chunks have been checked."""
+        arrays = self.arrays.copy()
+        arrays[:, fields.CHECKED] = fields.NEVER
+        heads = kernels.head_sizes(arrays, self.chunks, self.segments)
+        of_chunk = arrays[self.chunks[:, fields.ARRAY]]
+        whole = of_chunk[:, fields.CODEC] != STORED
+        whole |= (of_chunk[:, [fields.SHUFFLED, fields.DELTA]] != 0).any(axis=1)
+        # Chunks stored as they are were cut to what is wanted of them.
+        return int(np.where(whole, heads, self.chunks[:, fields.SIZE]).sum())
+
+    @property
+    def useful_bytes(self) -> int:
+        """Number of these bytes that are placed."""
+        n_segments = self.chunks[:, fields.END_SEGMENT] - self.chunks[:, fields.FIRST_SEGMENT]
+        arrays = np.repeat(self.chunks[:, fields.ARRAY], n_segments)
+        return int(self.segments[:, fields.COUNT] @ self.arrays[arrays, fields.ITEMSIZE])
+
+    @property
+    def are_requested(self) -> bool:
+        """Whether a store reads any of them into memory, such as those of a server."""
+        return are_requested(self.chunks)
+
+    @property
+    def requested_bytes(self) -> int:
+        """Number of compressed bytes that stores read; an upper bound for files of one chunk."""
+        return requested_bytes(self.chunks)
+
+    def readahead(self) -> list[object]:
+        """Announce the reads to the system and the stores, which then run concurrently.
+
+        Returns
+        -------
+        An object that keeps requests to stores alive; they are cancelled when it is dropped.
+        """
+        ChunkReads.advise([self])
+        return begin_requests(self.chunks, self._stores) if self.are_requested else []
+
+    @staticmethod
+    def advise(parts: Sequence["ChunkReads"]) -> None:
+        """Announce the reads to the system, which then run concurrently."""
+        tables = [part.chunks for part in parts]
+        chunks = np.concatenate(tables) if len(tables) > 1 else tables[0]
+        if not seem_to_be_in_memory(chunks):
+            kernels.advise(chunks, function_addresses())
+
+    def drop_pages(self) -> None:
+        """Drop the pages of local files that were read from the page cache."""
+        drop_pages(self.chunks)
+
+    def run(
+        self,
+        bases: NDArray[np.int64],
+        decoder: Decoder | None = None,
+    ) -> Done:
+        """Read, decode and place everything.
+
+        Parameters
+        ----------
+        bases
+            Base addresses of the destinations; see `cellfeed.bytes._buffers`.
+        decoder
+            The decoder; the calling thread if None.
+
+        Raises
+        ------
+        FormatError
+            A chunk is damaged or missing; the message names file, element and bytes.
+        """
+        segments = self.segments.copy()
+        segments[:, fields.TO] = bind(segments[:, fields.TO], bases)
+        n_bytes, report = self._decode(self.arrays.copy(), segments, decoder or Decoder())
+        ascending = bool(report[fields.ASCENDING])
+        for itemsize, destinations in self.crossings.items():
+            addresses = bind(destinations, bases)
+            ascending = ascending and bool(kernels.crossings_ascend(addresses, itemsize))
+        return Done(n_bytes, self.n_chunks, int(report[fields.DECOMPRESSED]), ascending)
+
+    def decompress(self, decoder: Decoder) -> Done:
+        """Read and decompress everything, without placing; see `run`."""
+        arrays = self.arrays.copy()
+        arrays[:, fields.NOT_PLACED] = 1
+        n_bytes, report = self._decode(arrays, self.segments, decoder)
+        return Done(n_bytes, self.n_chunks, int(report[fields.DECOMPRESSED]), ascending=True)
+
+    def select(self, lengths: NDArray[np.int64], decoder: Decoder) -> SelectedElements:
+        """Read and decode the column indices of rows, and select elements by column.
+
+        Parameters
+        ----------
+        lengths
+            Number of stored elements in each row, int64, shape (n_rows,).
+        decoder
+            The decoder.
+
+        Raises
+        ------
+        FormatError
+            A chunk is damaged or missing; the message names file, element and bytes.
+        """
+        segments = self.segments.copy()
+        # Enough for all elements; pages that are not written to take no memory.
+        n_elements, dtype = int(segments[:, fields.COUNT].sum()), np.dtype(np.int64)
+        found = decoder.pool.acquire(n_elements * dtype.itemsize).array(dtype, n_elements)
+        _, report = self._decode(self.arrays.copy(), segments, decoder, found.ctypes.data)
+        return gathered(segments, found[: report[fields.N_SELECTED]], lengths, decoder)
+
+    def _decode(
+        self,
+        arrays: NDArray[np.int64],
+        segments: NDArray[np.int64],
+        decoder: Decoder,
+        selected: int = 0,
+    ) -> tuple[int, NDArray[np.int64]]:
+        """Process all chunks; return how many bytes were read, and the report of the kernels.
+
+        Selected elements are listed at the address ``selected``.
+        """
+        report = np.zeros(fields.N_REPORTS, np.int64)
+        report[fields.ASCENDING], report[fields.SELECTION] = 1, selected
+        if not self.n_chunks:
+            return 0, report
+        if decoder.verify != "first":
+            arrays[:, fields.CHECKED] = _CHECKED[decoder.verify]
+        n_elements = int(segments[:, fields.COUNT].sum())
+        placed = n_elements * int(arrays[:, fields.OUT_ITEMSIZE].max(initial=0))
+        arrays[:, fields.STREAMED] = placed > _CACHE_BYTES
+        n_bytes, counters = 0, decoder.counters
+        decoded_bytes = self.arrays[:, fields.DECODED_BYTES]
+        arrivals = chunks_as_they_arrive(self.chunks, self._stores, decoded_bytes, self._damage)
+        begin = time.perf_counter_ns()
+        for rows, chunks, _owners in arrivals:
+            if self.are_requested:  # all threads have waited for the bytes of a store
+                waited = time.perf_counter_ns() - begin
+                counters.add(Counter.READING, waited * decoder.num_threads)
+            report[fields.NEXT_TASK] = 0
+            n_bytes += self._work_off(arrays, chunks, segments, report, decoder)
+            if report[fields.FAILURE]:
+                FilesInUse.check(self.files)  # else this would be called damage
+                chunk, failure = divmod(int(report[fields.FAILURE]), fields.PER_CHUNK)
+                raise self._damage(failure, int(rows[chunk]))
+            begin = time.perf_counter_ns()
+        FilesInUse.check(self.files)
+        counters.add(Counter.CHUNKS, self.n_chunks)
+        counters.add(Counter.BYTES_READ, n_bytes)
+        counters.add(Counter.BYTES_USED, self.useful_bytes)
+        for counter, reported in _REPORTED.items():
+            counters.add(counter, int(report[reported]))
+        return n_bytes, report
+
+    def _work_off(
+        self,
+        arrays: NDArray[np.int64],
+        chunks: NDArray[np.int64],
+        segments: NDArray[np.int64],
+        report: NDArray[np.int64],
+        decoder: Decoder,
+    ) -> int:
+        """Decode chunks whose bytes are available, and return how many bytes were read."""
+        functions = function_addresses()
+        raw = max(int(chunks[:, fields.SIZE].max(initial=0)), fields.LARGEST_READ)
+        decoded = int(arrays[:, fields.DECODED_BYTES].max(initial=0))
+        are_shuffled = arrays[:, fields.SHUFFLED] | (arrays[:, fields.CODEC] == BLOSC)
+        unshuffled = decoded if are_shuffled.any() else 0
+        scratch = scratch_bytes(arrays)
+
+        def work() -> int:
+            try:
+                buffers = [np.empty(n, np.uint8) for n in (raw, decoded, unshuffled, scratch)]
+            except MemoryError:
+                largest = _largest(arrays, chunks)
+                report[fields.FAILURE] = largest * fields.PER_CHUNK + fields.TOO_LARGE
+                return 0
+            tables = (arrays, chunks, segments)
+            with decoder.counters.range_of("reading, decompressing, placing"):
+                return int(kernels.decode(*tables, functions, report, *buffers))
+
+        if decoder.threads is None:
+            return work()
+        n_tasks = -(-len(chunks) // fields.CHUNKS_OF_A_TASK)
+        jobs = [decoder.threads.submit(work) for _ in range(min(decoder.num_threads, n_tasks))]
+        try:
+            return sum(job.result() for job in jobs)
+        except BaseException:
+            # The other threads write into memory that the caller is about to release.
+            report[fields.FAILURE] = fields.STOPPED
+            wait(jobs)
+            raise
+
+    @property
+    def _stores(self) -> list[ByteStore]:
+        """The byte store of each array."""
+        return [owner.files for owner in self.owners]
+
+    def _damage(self, failure: int, chunk: int) -> FormatError:
+        owner = self.owners[self.chunks[chunk, fields.ARRAY]]
+        where = owner.describe(int(self.chunks[chunk, fields.NUMBER]))
+        own = getattr(owner, "bad_index", "") if failure == fields.BAD_INDEX else ""
+        return FormatError(f"{where}: {own or _FAILURES[failure]}")
+
+
+def _joined(parts: Sequence[ChunkReads]) -> list[ChunkReads]:
+    """Return the same reads, but those of the same elements as one: decoded once, placed for each.
+
+    Elements that share their column indices read the same chunks of one array.
+    """
+    alike = list[list[ChunkReads]]()
+    of_array = dict[int, list[list[ChunkReads]]]()
+    for part in parts:
+        known = of_array.setdefault(id(part.owners[0]), [])
+        for some in known:
+            if _read_the_same(some[0], part):
+                some.append(part)
+                break
+        else:
+            known.append([part])
+            alike.append(known[-1])
+    return [some[0] if len(some) == 1 else _placed_for_each(some) for some in alike]
+
+
+def _read_the_same(one: ChunkReads, other: ChunkReads) -> bool:
+    """Return whether two reads differ only in destinations, and in handles of files."""
+    return (
+        np.array_equal(one.arrays, other.arrays)
+        and np.array_equal(one.chunks[:, fields.OFFSET :], other.chunks[:, fields.OFFSET :])
+        and one.segments.shape == other.segments.shape
+        and np.array_equal(
+            one.segments[:, [fields.FROM, fields.COUNT]],
+            other.segments[:, [fields.FROM, fields.COUNT]],
+        )
+    )
+
+
+def _placed_for_each(alike: Sequence[ChunkReads]) -> ChunkReads:
+    first, chunks = alike[0], alike[0].chunks.copy()
+    chunks[:, [fields.FIRST_SEGMENT, fields.END_SEGMENT]] *= len(alike)
+    segments = np.stack([each.segments for each in alike], axis=1)
+    return replace(
+        first,
+        chunks=chunks,
+        segments=segments.reshape(-1, fields.N_SEGMENT_COLUMNS),
+        crossings={
+            itemsize: np.concatenate([each.crossings[itemsize] for each in alike])
+            for itemsize in first.crossings
+        },
+        files=tuple(some for each in alike for some in each.files),
+        keep_alive=tuple(thing for each in alike for thing in each.keep_alive),
+    )
+
+
+def _largest(arrays: NDArray[np.int64], chunks: NDArray[np.int64]) -> int:
+    """Return the chunk that takes the most memory."""
+    decoded = arrays[chunks[:, fields.ARRAY], fields.DECODED_BYTES]
+    return int(np.maximum(chunks[:, fields.SIZE], decoded).argmax())
+
+
+_REPORTED = {
+    Counter.BYTES_DECOMPRESSED: fields.DECOMPRESSED,
+    Counter.READING: fields.READING,
+    Counter.DECOMPRESSING: fields.DECOMPRESSING,
+    Counter.PLACING: fields.PLACING_ELEMENTS,
+}
+
+_CHECKED: dict[Verify, int] = {"always": fields.EVERY_TIME, "never": fields.NEVER}
+
+_FAILURES = {
+    fields.UNREADABLE: (
+        "cannot be read; check the disk and where a link leads, and copy the file again"
+    ),
+    fields.TRUNCATED: "are beyond the end of the file; copy or download it again",
+    fields.UNDECODABLE: "cannot be decompressed; the file is damaged, copy or download it again",
+    fields.WRONG_SIZE: (
+        "decompress to another size than that of the chunk; the file is damaged, copy or "
+        "download it again"
+    ),
+    fields.WRONG_CHECKSUM: (
+        "do not match their checksum; the file is damaged, copy or download it again"
+    ),
+    fields.BAD_INDEX: (
+        "have a column index outside of the matrix; the file is damaged, copy or download it again"
+    ),
+    fields.TOO_LARGE: "need more memory to decompress than is free; write them in smaller chunks",
+    fields.MISSING: (
+        "are missing; copy or download it again or, if these are zeros that were "
+        "never written, write them too"
+    ),
+}
+
+
+# Dividing reads by destination, so that some groups can be used before the others.
+
+
+def divide_reads(reads: ChunkReads, is_first: NDArray[np.bool_]) -> tuple[ChunkReads, ChunkReads]:
+    """Divide reads into the chunks of some groups of rows, and the remaining chunks.
+
+    Running both parts, one after the other, is equivalent to the original reads. A chunk in the
+    first part is decoded there for other groups too.
+
+    Parameters
+    ----------
+    reads
+        Reads without `ValueSteps`.
+    is_first
+        Whether each group is complete after the first part, shape (n_groups,).
+    """
+    table, segments = reads.chunks, reads.segments
+    n_segments = table[:, fields.END_SEGMENT] - table[:, fields.FIRST_SEGMENT]
+    n_before = np.append(0, np.cumsum(is_first[groups_of(segments[:, fields.TO])]))
+    of_first = n_before[table[:, fields.END_SEGMENT]] > n_before[table[:, fields.FIRST_SEGMENT]]
+
+    def part(*, first: bool) -> ChunkReads:
+        are_in = of_first == first
+        chunks, ends = table[are_in], np.cumsum(n_segments[are_in])
+        chunks[:, fields.FIRST_SEGMENT] = ends - n_segments[are_in]
+        chunks[:, fields.END_SEGMENT] = ends
+        crossings = {
+            itemsize: addresses[is_first[groups_of(addresses)] == first]
+            for itemsize, addresses in reads.crossings.items()
+        }
+        own = segments[np.repeat(are_in, n_segments)]
+        return replace(reads, chunks=chunks, segments=own, crossings=crossings)
+
+    return part(first=True), part(first=False)
+
+
+# Converting coordinates (row, column, value), in any order, to sparse rows.
+
+Coordinates = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+
+
+def rows_of_coordinates(
+    tables: Sequence[Coordinates], ids: NDArray[np.int64], dtype: np.dtype[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any]]:
+    """Return row pointers, columns and values of rows, keeping the order of values in each row.
+
+    Parameters
+    ----------
+    tables
+        Contiguous arrays with the row, int64, the column, int64, and the value of each element.
+    ids
+        The numbers of the rows, int64, ascending.
+    dtype
+        Dtype of the values.
+
+    Raises
+    ------
+    ValueError
+        An element is of another row, or its column is negative or above 2^31 - 1.
+
+    Examples
+    --------
+    >>> rows, columns = np.array([7, 3, 7]), np.array([5, 0, 1])
+    >>> values = np.array([1, 2, 3], np.float32)
+    >>> rows_of_coordinates([(rows, columns, values)], np.array([3, 4, 7]), values.dtype)
+    (array([0, 1, 1, 3]), array([0, 5, 1], dtype=int32), array([2., 1., 3.], dtype=float32))
+    """
+    counts = np.zeros(ids.size, np.int64)
+    for rows, _, _ in tables:
+        if not kernels.count_by_row(rows.ctypes.data, rows.size, ids, counts):
+            msg = "it has an element of a row that was not requested"
+            raise ValueError(msg)
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    indices, data = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], dtype)
+    ends, bits = indptr[:-1].copy(), data.view(f"u{dtype.itemsize}")
+    for rows, columns, values in tables:
+        addresses = (each.ctypes.data for each in (rows, columns, values))
+        if not kernels.scatter_by_row(*addresses, rows.size, ids, ends, indices, bits):
+            msg = "it has a column that is negative or above 2^31 - 1"
+            raise ValueError(msg)
+    return indptr, indices, data

@@ -1,0 +1,472 @@
+"""The read of one element in a fetch: where its rows lie in storage, and where they go in memory.
+
+The destinations of rows depend on their lengths. These are known for dense rows, and for sparse
+rows that have row pointers and of which no column is left out. Otherwise they are found by a first
+read, of column indices or, if cellfeed does not decode them, of rows.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from cellfeed._errors import ParameterError
+from cellfeed._runs import expand
+from cellfeed.decode import (
+    ChunkReads,
+    Decoder,
+    Extents,
+    SelectedElements,
+    ValueSteps,
+    can_cast,
+    place_elements,
+    place_selected,
+    select_columns,
+)
+from cellfeed.fetch._library_rows import LibraryRows, dense_as_csr, read_in_threads
+from cellfeed.fetch._parts import Part
+from cellfeed.rows import (
+    Chunks,
+    Copies,
+    CsrRows,
+    DenseChunks,
+    FoundRows,
+    Group,
+    Layout,
+    RowTarget,
+    SparseChunks,
+    lay_out,
+)
+from cellfeed.sources._source import DirectCsr, FoundCsr
+
+_MOST_SELECTED = 1 << 27  # elements at once: a list of them takes 1 GiB if all are selected
+
+Placement = Callable[[NDArray[np.int64]], bool]
+"""Places rows in memory whose groups begin at the given addresses, in the calling thread; returns
+whether the columns of each row ascend strictly."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PartRows:
+    """The rows of one source, and how they are read.
+
+    Parameters
+    ----------
+    part
+        The part.
+    lengths
+        Number of elements in each row of the collection, int64, shape (n_rows,); None if unknown
+        before reading.
+    chunks, extents
+        The chunks of the rows, and where sparse rows lie in them; None if a library reads the rows.
+    indices
+        The reads of column indices that lengths depend on, since some columns are left out.
+    selected
+        The selected elements of each extent, once these have been read.
+    in_memory
+        The rows themselves, with the columns of the collection, if lengths depended on these; or
+        rows that are decoded to their destinations, `FoundRows`.
+    """
+
+    part: Part
+    lengths: NDArray[np.int64] | None
+    chunks: Chunks | None = None
+    extents: Extents | None = None
+    indices: ChunkReads | None = None
+    selected: SelectedElements | None = None
+    in_memory: Any = None
+
+    @staticmethod
+    def of(part: Part, layout: Layout, row_shape: tuple[int, ...], dtype: Any) -> "PartRows":
+        """Return the rows of a part, in an element of a layout that is delivered as a dtype."""
+        chunks, rows = part.chunked(), expand(part.runs)
+        if chunks is None or chunks.layout != layout or not can_cast(chunks.dtype, dtype):
+            chunks = None
+        if layout == "dense":
+            lengths = np.full(rows.size, math.prod(row_shape), np.int64)
+            return PartRows(part=part, lengths=lengths, chunks=chunks)
+        if chunks is None:
+            known = part.row_lengths() if part.keeps_all else None
+            return PartRows(part=part, lengths=known)
+        if not isinstance(chunks, SparseChunks):
+            return PartRows(part=part, lengths=chunks.lengths_of(rows), chunks=chunks)
+        extents = chunks.extents(rows)
+        if part.columns is None or part.keeps_all:
+            return PartRows(part=part, lengths=extents.lengths, chunks=chunks, extents=extents)
+        indices = chunks.indices.reads_selecting(
+            extents.in_indices, extents.counts, column_map=part.columns
+        )
+        return PartRows(part=part, lengths=None, chunks=chunks, extents=extents, indices=indices)
+
+    @property
+    def are_library_read(self) -> bool:
+        """Whether a library still has to read them."""
+        return self.chunks is None and self.in_memory is None
+
+    @property
+    def take_steps(self) -> bool:
+        """Whether transforms are applied to their values while they are placed."""
+        extents = self.extents
+        return extents is not None and extents.rows is None and self.selected is None
+
+    def announced(self) -> list[ChunkReads]:
+        """Return the chunks that the rows may need, for reading without placing."""
+        part, chunks, rows = self.part, self.chunks, expand(self.part.runs)
+        if chunks is None:
+            if not isinstance(part.stored, DirectCsr):
+                return []
+            with part.source.reading:
+                return [part.stored.stored_rows(rows)]
+        if not isinstance(chunks, SparseChunks):
+            return [chunks.reads(rows, np.zeros(rows.size, np.int64), chunks.dtype)]
+        assert self.extents is not None  # noqa: S101 - of sparse chunks
+        extents, indices = self.extents, self.indices
+        ranges = extents.counts, np.zeros_like(extents.counts)
+        if indices is None:
+            stored_indices = chunks.indices
+            indices = stored_indices.reads_of_ranges(
+                extents.in_indices, *ranges, stored_indices.dtype
+            )
+        return [indices, chunks.data.reads_of_ranges(extents.firsts, *ranges, chunks.dtype)]
+
+    def read(self, n_columns: int, decoder: Decoder) -> "PartRows":
+        """Return the same rows after reading them, since their lengths are unknown.
+
+        Parameters
+        ----------
+        n_columns
+            Number of columns in the collection.
+        decoder
+            The decoder.
+
+        Raises
+        ------
+        FormatError
+            The storage is damaged.
+        """
+        part, stored = self.part, self.part.stored
+        if stored.layout == "ragged":
+            ragged = part.read_rows()
+            return replace(self, lengths=ragged.lengths, in_memory=ragged)
+        rows: Any
+        if isinstance(stored, FoundCsr) and part.columns is None:
+            with part.source.reading:
+                found = stored.find_rows(part.runs)
+            return replace(self, lengths=found.lengths, in_memory=found)
+        if stored.layout == "dense":
+            rows = dense_as_csr(part, decoder)
+        elif isinstance(stored, DirectCsr):
+            rows = read_in_threads(part, stored, decoder)
+        else:
+            rows = part.read_rows()
+        if part.columns is not None:
+            rows = _with_columns(part, rows, part.columns, n_columns)
+        return replace(self, lengths=np.diff(rows.indptr).astype(np.int64), in_memory=rows)
+
+    def with_selected(self, selected: SelectedElements) -> "PartRows":
+        """Return the same rows with the selected elements of each extent."""
+        assert self.extents is not None  # noqa: S101 - of sparse chunks
+        extents = self.extents.selected(selected.lengths)
+        return replace(self, lengths=extents.lengths, extents=extents, selected=selected)
+
+    def requests(
+        self, target: RowTarget, steps: ValueSteps | None
+    ) -> tuple[list[ChunkReads], list[LibraryRows], list[Placement]]:
+        """Return the reads of chunks, the rows that a library decodes in our threads, and others.
+
+        Parameters
+        ----------
+        target
+            Destinations of the rows.
+        steps
+            Transforms of values, applied if `take_steps`.
+        """
+        part, chunks, extents = self.part, self.chunks, self.extents
+        if chunks is None:
+            if self.in_memory is None and isinstance(part.stored, DirectCsr):
+                return [], [LibraryRows(part, part.stored, target)], []
+            return [], [], [partial(_place, part, self.in_memory, target)]
+        rows = expand(part.runs)
+        if isinstance(chunks, DenseChunks):
+            return [chunks.reads(rows, target.destinations[0], target.dtype, part.columns)], [], []
+        if not isinstance(chunks, SparseChunks):
+            return [chunks.reads(rows, target.destinations[0], target.dtype)], [], []
+        assert extents is not None  # noqa: S101 - of sparse chunks
+        if self.selected is None:
+            steps = steps if self.take_steps else None
+            return chunks.reads(extents, target, part.columns, steps), [], []
+        reads = chunks.data.reads_of_selected(
+            extents.firsts,
+            self.selected,
+            extents.destinations(target.destinations[-1], target.dtype.itemsize),
+            target.dtype,
+        )
+        return [reads], [], [partial(_place_columns, self.selected, extents, target)]
+
+
+def _place(part: Part, rows: Any, target: RowTarget, bases: NDArray[np.int64]) -> bool:
+    """Place rows in memory; the rows of a part that are None are read; see `Placement`."""
+    if isinstance(rows, FoundRows):
+        return rows.put(target.bound(bases))
+    if rows is None:
+        return part.put(part.read_rows(), target.bound(bases), part.columns)
+    return part.put(rows, target.bound(bases), None)
+
+
+def _place_columns(
+    selected: SelectedElements, extents: Extents, target: RowTarget, bases: NDArray[np.int64]
+) -> bool:
+    """Place the columns of selected elements, whose values are decoded; see `Placement`."""
+    dtype = target.dtypes[0]
+    place_elements(
+        selected.columns,
+        selected.starts[:-1],
+        selected.lengths,
+        extents.destinations(target.bound(bases).destinations[0], dtype.itemsize),
+        dtype,
+    )
+    if extents.rows is None:
+        return selected.ascending
+    order = extents.row_order
+    filled = order[selected.lengths[order] > 0]
+    goes_on = extents.rows[filled[1:]] == extents.rows[filled[:-1]]
+    last = selected.columns[selected.starts[filled[:-1] + 1] - 1]
+    ascend = selected.columns[selected.starts[filled[1:]]] > last
+    return selected.ascending and bool(ascend[goes_on].all())
+
+
+def _with_columns(part: Part, rows: CsrRows, columns: NDArray[np.int32], n: int) -> CsrRows:
+    """Return rows with the columns of the collection, of which there are ``n``."""
+    try:
+        selected = select_columns(rows.indices, np.diff(rows.indptr).astype(np.int64), columns)
+    except ValueError as error:
+        raise part.wrong(error) from error
+    data = np.empty(selected.columns.size, rows.data.dtype)
+    place_selected(
+        np.ascontiguousarray(rows.data),
+        rows.indptr[:-1].astype(np.int64),
+        selected,
+        data.ctypes.data + selected.starts[:-1] * data.itemsize,
+    )
+    return CsrRows(selected.starts, selected.columns, data, n)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RowLayout:
+    """The groups of an element whose destinations are known, and the requests that fill them.
+
+    Parameters
+    ----------
+    groups
+        The groups of rows that result.
+    reads
+        Chunks to decode.
+    library
+        Rows that a library decodes to their destinations, in our threads.
+    placed
+        Rows that are placed in another way.
+    copies
+        Rows that are delivered again.
+    is_zeroed
+        Whether the memory must be zero before.
+    untransformed
+        Positions, in the order of delivery, of rows to which no steps are applied while they are
+        placed, shape (n,); all positions if None.
+    """
+
+    groups: Sequence[Group]
+    reads: Sequence[ChunkReads]
+    library: Sequence[LibraryRows]
+    placed: Sequence[Placement]
+    copies: Sequence[Copies]
+    is_zeroed: bool
+    untransformed: NDArray[np.intp] | None
+
+    @property
+    def is_transformed(self) -> bool:
+        """Whether the steps are applied to all rows while they are placed."""
+        return self.untransformed is not None and self.untransformed.size == 0
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ElementRead:
+    """The read of an element for a fetch.
+
+    Parameters
+    ----------
+    layout, row_shape, dtype
+        Layout, shape of a row in the collection, and dtype to which values are cast.
+    order
+        The row that is delivered at each position, shape (n_delivered,); each at least once.
+    bounds
+        Positions where groups begin and end, ascending, shape (n_groups + 1,).
+    first_number
+        Number of the first group among all groups of the fetch.
+    steps
+        Transforms of sparse values, applied while they are placed if possible.
+    rows
+        The distinct rows, by source.
+    row_layout
+        Their layout; None while some lengths are unknown.
+    """
+
+    layout: Layout
+    row_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    order: NDArray[np.intp]
+    bounds: NDArray[np.int64]
+    first_number: int
+    steps: ValueSteps | None
+    rows: Sequence[PartRows]
+    row_layout: RowLayout | None = None
+
+    @property
+    def chunks(self) -> Sequence[ChunkReads]:
+        """Chunks that it may need, to be read and decompressed without being placed."""
+        if self.row_layout is None:
+            return [reads for rows in self.rows for reads in rows.announced()]
+        return [*self.row_layout.reads, *(each.announced for each in self.row_layout.library)]
+
+    @property
+    def is_decoded_here(self) -> bool:
+        """Whether these chunks are all that is read."""
+        return all(rows.chunks is not None for rows in self.rows)
+
+    @property
+    def library_parts(self) -> Sequence[Part]:
+        """Rows that their sources still have to read."""
+        return [rows.part for rows in self.rows if rows.are_library_read]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all lengths are known."""
+        return all(each.lengths is not None for each in self.rows)
+
+    def with_layout(self, decoder: Decoder, known: "Selections") -> "ElementRead":
+        """Return the same read with its layout; see `find_layout`."""
+        return replace(self, row_layout=self.find_layout(decoder, known))
+
+    def find_layout(self, decoder: Decoder, known: "Selections") -> RowLayout:
+        """Return the layout, after reading what unknown lengths depend on.
+
+        Parameters
+        ----------
+        decoder
+            The decoder.
+        known
+            What other elements have selected of the same rows, to which this adds.
+
+        Raises
+        ------
+        FormatError
+            The storage is damaged.
+        ParameterError
+            The rows are larger than the machine's memory.
+        """
+        if self.row_layout is not None:
+            return self.row_layout
+        rows = [*_with_lengths(self.rows, math.prod(self.row_shape), decoder, known)]
+        of_parts = [(each, each.lengths) for each in rows if each.lengths is not None]
+        lengths = np.empty(sum(of_part.size for _, of_part in of_parts), np.int64)
+        take_steps = np.empty(lengths.size, np.bool_)
+        for each, of_part in of_parts:
+            lengths[each.part.rows], take_steps[each.part.rows] = of_part, each.take_steps
+        self._check_fit(float(lengths[self.order].sum(dtype=np.float64)))
+        groups, target, copies = lay_out(
+            self.layout,
+            lengths,
+            self.order,
+            self.bounds,
+            row_shape=self.row_shape,
+            dtype=self.dtype,
+            first_number=self.first_number,
+        )
+        reads, library, placed = list[ChunkReads](), list[LibraryRows](), list[Placement]()
+        for each in rows:
+            own = each.requests(target[each.part.rows], self.steps)
+            reads, library, placed = reads + own[0], library + own[1], placed + own[2]
+        maps = [each.part.column_map for each in rows]
+        lack_columns = not all(each is None or each.covers for each in maps)
+        return RowLayout(
+            groups=groups,
+            reads=reads,
+            library=library,
+            placed=placed,
+            copies=copies,
+            is_zeroed=self.layout == "dense" and lack_columns,
+            untransformed=None if self.steps is None else np.flatnonzero(~take_steps[self.order]),
+        )
+
+    def _check_fit(self, n_values: float) -> None:
+        """Check that rows fit into the machine's memory, before computing destinations."""
+        n_bytes = n_values * self.dtype.itemsize
+        if n_bytes > _all_memory():
+            msg = (
+                f"these rows take {n_bytes:,.0f} bytes, but this machine has {_all_memory():,} "
+                "bytes of memory; read fewer at a time or, if they should be small, copy the "
+                "files again"
+            )
+            raise ParameterError(msg)
+
+
+Selections = dict[tuple[int, int], SelectedElements]
+"""Selected elements of rows, by the identities of the array of column indices and of the columns:
+elements that share column indices select the same."""
+
+
+def _with_lengths(
+    rows: Sequence[PartRows], n_columns: int, decoder: Decoder, known: Selections
+) -> Iterator[PartRows]:
+    """Yield the same rows, in another order, after reading what their lengths depend on."""
+    yield from (each for each in rows if each.lengths is not None)
+    batch, n_elements = list[tuple[PartRows, ChunkReads, NDArray[np.int64]]](), 0
+    for each in rows:
+        if each.indices is None or each.extents is None:
+            continue
+        if (found := known.get(_selection(each))) is not None:
+            yield each.with_selected(found)
+            continue
+        counts = each.extents.counts
+        n = int(counts.sum())
+        if n_elements and n_elements + n > _MOST_SELECTED:
+            yield from _selected(batch, decoder, known)
+            batch, n_elements = [], 0
+        batch.append((each, each.indices, counts))
+        n_elements += n
+    yield from _selected(batch, decoder, known)
+    for each in rows:
+        if each.lengths is None and each.indices is None:
+            yield each.read(n_columns, decoder)
+
+
+def _selected(
+    batch: Sequence[tuple[PartRows, ChunkReads, NDArray[np.int64]]],
+    decoder: Decoder,
+    known: Selections,
+) -> Iterator[PartRows]:
+    """Select elements of several rows together."""
+    if not batch:
+        return
+    counts = [counts for _, _, counts in batch]
+    reads = ChunkReads.concatenate([indices for _, indices, _ in batch])
+    selected = reads.select(np.concatenate(counts), decoder)
+    bounds = accumulate((each.size for each in counts), initial=0)
+    for (rows, _, _), (begin, end) in zip(batch, pairwise(bounds), strict=True):
+        own = known[_selection(rows)] = selected[begin:end]
+        yield rows.with_selected(own)
+
+
+def _selection(rows: PartRows) -> tuple[int, int]:
+    assert isinstance(rows.chunks, SparseChunks)  # noqa: S101 - of which elements are selected
+    return id(rows.chunks.indices), id(rows.part.columns)
+
+
+@cache
+def _all_memory() -> int:
+    return int(psutil.virtual_memory().total)

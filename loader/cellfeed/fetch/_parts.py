@@ -1,0 +1,217 @@
+"""The rows of one source in a fetch, and the transforms of elements."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import FormatError
+from cellfeed._runs import Runs, count_rows, expand, merge_consecutive
+from cellfeed.decode import Counters, ValueSteps
+from cellfeed.rows import Chunks, ColumnMap, CsrRows, Layout, RaggedRows, RowTarget
+from cellfeed.sources import Source, StoredElement
+from cellfeed.tokenizers import Masking, Tokenizer
+from cellfeed.transforms import Transform
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Part:
+    """The rows of an element that come from one source.
+
+    Parameters
+    ----------
+    source, stored
+        The source, and its element.
+    runs
+        Ascending runs of its rows.
+    rows
+        Positions of these rows among the distinct rows of the fetch: a range, or numbers.
+    column_map
+        New index of each column; None if its columns are those of the collection.
+    """
+
+    source: Source
+    stored: StoredElement
+    runs: Runs
+    rows: slice | NDArray[np.intp]
+    column_map: ColumnMap | None
+
+    def as_stored(self, first: int) -> "Part":
+        """Return rows of cells, which ascend from ``first``, as stored rows."""
+        row_order = self.stored.row_order
+        if row_order is None:
+            return self
+        stored_rows = row_order[expand(self.runs)]
+        order = np.argsort(stored_rows)
+        return replace(self, runs=merge_consecutive(stored_rows[order]), rows=first + order)
+
+    @property
+    def columns(self) -> NDArray[np.int32] | None:
+        """New index of each column; None if columns do not change."""
+        return None if self.column_map is None or self.column_map.stays else self.column_map.columns
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether none of its columns is left out."""
+        return self.column_map is None or self.column_map.keeps_all
+
+    @property
+    def expected_bytes(self) -> int:
+        """Number of bytes that the source requests if these rows are prefetched."""
+        return round(self.stored.expected_row_bytes * count_rows(self.runs))
+
+    @property
+    def _planning(self) -> AbstractContextManager[object]:
+        """The lock of the source; none if rows are requested while others are read."""
+        return nullcontext() if self.stored.expected_row_bytes else self.source.reading
+
+    def chunked(self) -> Chunks | None:
+        """Return the chunks of the element; see `StoredElement.chunked`."""
+        with self._planning:
+            return self.stored.chunked()
+
+    def row_lengths(self) -> NDArray[np.int64] | None:
+        """Return the number of elements of each row, None if it is unknown before reading.
+
+        Raises
+        ------
+        FormatError
+            The source returned something else.
+        """
+        with self._planning:
+            lengths = self.stored.row_lengths(self.runs)
+        if lengths is None:
+            return None
+        lengths = np.asarray(lengths)
+        if lengths.shape != (count_rows(self.runs),) or lengths.dtype.kind not in "iu":
+            raise self.wrong(f"lengths of shape {lengths.shape} and dtype {lengths.dtype}")
+        if lengths.size and lengths.min() < 0:
+            raise self.wrong(f"a row of length {lengths.min()}")
+        return lengths.astype(np.int64, copy=False)
+
+    def read_rows(self) -> Any:
+        """Return the rows that the source reads itself, in the type of their layout.
+
+        Raises
+        ------
+        FormatError
+            The storage is damaged, or the source returned other rows.
+        """
+        with self.source.reading:
+            rows, layout = self.stored.read_rows(self.runs), self.stored.layout
+        if not isinstance(rows, _TYPES[layout]):
+            raise self.wrong(f"{type(rows).__name__} for an element of layout {layout!r}")
+        expected = (count_rows(self.runs), *self.stored.shape[1:])
+        if self.stored.stored_columns is not None:
+            expected = (expected[0], self.stored.stored_columns.size)
+        if rows.shape != expected:
+            raise self.wrong(f"shape {rows.shape}, but {expected} expected")
+        if isinstance(rows, CsrRows):
+            self._check_pointers(rows.indptr, rows.indices, rows.data)
+            if rows.indices.dtype.kind not in "iu":
+                raise self.wrong(f"column indices of dtype {rows.indices.dtype}")
+        elif isinstance(rows, RaggedRows):
+            self._check_pointers(rows.offsets, rows.values)
+        return rows
+
+    def _check_pointers(self, pointers: NDArray[Any], *arrays: NDArray[Any]) -> None:
+        """Check that rows are divided as their arrays are long."""
+        for each in arrays:
+            if each.shape != (pointers[-1],):
+                raise self.wrong(f"an array of shape {each.shape} for {pointers[-1]} elements")
+        if pointers[0] != 0 or np.any(pointers[1:] < pointers[:-1]):
+            raise self.wrong("row pointers that do not ascend from 0")
+
+    def put(self, rows: Any, target: RowTarget, columns: NDArray[np.int32] | None) -> bool:
+        """Place rows, and return whether the columns of each row ascend strictly.
+
+        Parameters
+        ----------
+        rows, target
+            Rows that were read, and their destinations, which are bound to memory.
+        columns
+            New index of each column; None if these are the columns of the collection.
+
+        Raises
+        ------
+        FormatError
+            The rows do not match the source's description.
+        """
+        try:
+            return target.put(rows, columns)
+        except ValueError as error:
+            raise self.wrong(error) from error
+
+    def check_columns(self, indices: NDArray[Any], target: RowTarget) -> bool:
+        """Check the columns of rows that were decoded to their destinations; see `put`."""
+        try:
+            return target.check_columns(indices, self.stored.shape[1])
+        except ValueError as error:
+            raise self.wrong(error) from error
+
+    def wrong(self, what: object) -> FormatError:
+        """Return the error for rows that do not match the source's description."""
+        msg = (
+            f"{self.source.location}: `{type(self.stored).__name__}` returned wrong rows: {what}; "
+            "the storage may be damaged"
+        )
+        return FormatError(msg)
+
+
+_TYPES = {"csr": CsrRows, "dense": np.ndarray, "ragged": RaggedRows}
+
+
+# Transforms of one element, before and after sparse rows are made dense.
+
+Step = Transform | Tokenizer | Masking
+Transforms = Mapping[str, Sequence[Step]]
+"""Transforms by the name of the element, in the order in which they are applied."""
+
+
+def as_stored(transforms: Sequence[Transform], layout: Layout) -> Sequence[Transform]:
+    """Return the first transforms, which apply to rows in their stored layout.
+
+    The remaining ones apply to sparse rows after they are made dense.
+
+    Examples
+    --------
+    >>> from cellfeed.transforms import Log1p, Scale
+    >>> as_stored([Log1p(), Scale([1.0], [2.0])], "csr")
+    [Log1p()]
+    """
+    if layout == "dense":
+        return transforms
+    return list(takewhile(lambda each: each.keeps_zeros, transforms))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ElementTransforms:
+    """Transforms of one element, compiled.
+
+    Parameters
+    ----------
+    stored
+        Transforms of rows in their stored layout.
+    dense
+        Further transforms of sparse rows, after they are made dense.
+    """
+
+    stored: ValueSteps
+    dense: ValueSteps
+
+    @classmethod
+    def of(
+        cls,
+        transforms: Sequence[Transform],
+        layout: Layout,
+        dtype: np.dtype[Any],
+        counters: Counters,
+    ) -> Self:
+        """Return the compiled transforms for rows of a layout and dtype, float32 or float64."""
+        stored = as_stored(transforms, layout)
+        dense = transforms[len(stored) :]
+        return cls(ValueSteps(stored, dtype, counters), ValueSteps(dense, dtype, counters))

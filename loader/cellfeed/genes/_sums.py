@@ -1,0 +1,447 @@
+"""One pass over a collection: sums for each gene and batch, and for each cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cellfeed._errors import ColumnError, FormatError, ParameterError
+from cellfeed._lazy import pd
+from cellfeed._progress import ProgressLine
+from cellfeed.bytes import LastingIdentity, digest_of, digest_of_array, lasting_identity
+from cellfeed.bytes._tables import CachedTables
+from cellfeed.collection import Collection
+from cellfeed.dataset import CellDataset, ReadOptions
+from cellfeed.genes import _kernels
+from cellfeed.machine import usable_cpu_count, usable_memory_bytes
+from cellfeed.rows import CategoricalColumn, Cells
+from cellfeed.sampling import Streaming
+from cellfeed.transforms import Transform
+
+N_LARGEST = 16  # values of each gene and batch; more than that are rarely clipped
+_FETCH_BYTES = 64 << 20  # of cells that are read together
+_CHUNKS = 4  # at least so many, each of whose cells are read together
+_TASKS = 4  # for each thread, since ranges of genes differ in work
+_SAMPLED = 20_000  # column indices that these ranges are chosen by
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Batches:
+    """The cells of a pass, and their batches.
+
+    Parameters
+    ----------
+    rows
+        Rows of the collection, ascending, int64; None for all of them.
+    codes
+        Batch of each of these cells, of the smallest unsigned dtype, shape (n_cells,).
+    names
+        Names of the batches.
+    """
+
+    rows: NDArray[np.int64] | None
+    codes: NDArray[np.unsignedinteger]
+    names: Sequence[Any]
+
+    @classmethod
+    def of(
+        cls, collection: Collection, batch_key: str | None, indices: ArrayLike | None
+    ) -> Batches:
+        """Return the batches of cells by an obs column; one batch if it is None.
+
+        Raises
+        ------
+        ColumnError
+            obs has no such column, or a cell has no value there.
+        """
+        strategy = Streaming(indices)
+        n_cells = strategy.n_positions(len(collection))
+        rows = None if indices is None else np.asarray(strategy.indices)
+        if batch_key is None:
+            return cls(rows=rows, codes=np.zeros(n_cells, np.uint8), names=[None])
+        column = collection.read_obs([batch_key])[batch_key]
+        values = column.values if rows is None else column.values[rows]
+        is_missing = values < 0 if isinstance(column, CategoricalColumn) else pd.isna(values)
+        if is_missing.any():
+            msg = (
+                f"{np.count_nonzero(is_missing):,} cells have no {batch_key!r} in obs; give the "
+                "rows of the others as `indices`"
+            )
+            raise ColumnError(msg)
+        found, codes = np.unique(values, return_inverse=True)
+        names = column.categories[found] if isinstance(column, CategoricalColumn) else found
+        compact = codes.astype(np.min_scalar_type(found.size))
+        return cls(rows=rows, codes=compact, names=names.tolist())
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Sums:
+    """Sums over cells, in float64.
+
+    Parameters
+    ----------
+    n_cells
+        Number of cells in each batch, shape (n_batches,).
+    counts, sums, squares
+        For each batch and gene, the number of values other than 0, their sum, and their sum of
+        squares, without the ``largest`` ones; shape (n_batches, n_genes).
+    largest
+        The largest values of each batch and gene, or zeros, shape (n_batches, n_genes, 16).
+    totals, n_genes
+        For each cell, the sum of its values, and the number of those other than 0.
+    n_negative, n_fractional
+        Numbers of values that are negative, and that are no integers.
+    """
+
+    n_cells: NDArray[np.int64]
+    counts: NDArray[np.float64]
+    sums: NDArray[np.float64]
+    squares: NDArray[np.float64]
+    largest: NDArray[np.float64]
+    totals: NDArray[np.float64]
+    n_genes: NDArray[np.int32]
+    n_negative: int
+    n_fractional: int
+
+    @property
+    def whole_sums(self) -> NDArray[np.float64]:
+        """Sum of all values of each batch and gene, shape (n_batches, n_genes)."""
+        found: NDArray[np.float64] = self.sums + self.largest.sum(axis=-1)
+        return found
+
+    @property
+    def whole_squares(self) -> NDArray[np.float64]:
+        """Sum of squares of all values of each batch and gene, shape (n_batches, n_genes)."""
+        found: NDArray[np.float64] = self.squares + np.square(self.largest).sum(axis=-1)
+        return found
+
+
+def sums_of(
+    collection: Collection,
+    batches: Batches,
+    *,
+    transform: Transform | Sequence[Transform] | None = None,
+    are_logs: bool = False,
+    limits: NDArray[np.float64] | None = None,
+    n_largest: int = N_LARGEST,
+    num_threads: int | None = None,
+) -> Sums:
+    """Return sums over cells, from the user's cache or from one pass over them.
+
+    This takes memory for two fetches of 64 MiB, 160 bytes for each gene and batch, and 13 bytes for
+    each cell.
+
+    Parameters
+    ----------
+    collection
+        A collection of one element, which has genes.
+    batches
+        The cells and their batches.
+    transform
+        Applied to the values; see `CellDataset`.
+    are_logs
+        Whether values are ``log1p(x)``, and the sums over cells are those of x.
+    limits
+        Clip values to at most these, shape (n_batches, n_genes).
+    n_largest
+        How many of the largest values to list: 16, or 0, which is faster.
+    num_threads
+        Number of threads that read, and that sum.
+
+    Raises
+    ------
+    FormatError
+        A value is NaN or infinite, or a file is damaged.
+    ParameterError
+        There are so many batches that their sums do not fit into memory.
+    """
+    (element,) = collection.elements.values()
+    key = digest_of(
+        element.name,
+        *map(str, element.column_names),
+        digest_of_array(batches.rows),
+        repr(transform),
+        repr((are_logs, n_largest)),
+        digest_of_array(limits),
+    )
+    cached = CachedTables("sums", key, lambda: _identity(collection))
+
+    def compute() -> Mapping[str, NDArray[Any]]:
+        found = _pass(
+            collection,
+            batches,
+            transform=transform,
+            are_logs=are_logs,
+            limits=limits,
+            n_largest=n_largest,
+            num_threads=num_threads,
+        )
+        if len(batches.names) > 1 and limits is None:  # which is known then, too
+            cached.get("all cells", 1, lambda: _merged(found), fewest=0)
+        return found
+
+    digest = digest_of_array(batches.codes)
+    depends_on = "all cells" if len(batches.names) == 1 else f"batches {digest}"
+    tables = cached.get(depends_on, 1, compute, fewest=0)
+    shape = len(batches.names), element.n_columns, -1
+    sums = tables["sums"].reshape(shape)
+    n_negative, n_fractional = tables["found"].tolist()
+    return Sums(
+        n_cells=np.bincount(batches.codes, minlength=len(batches.names)),
+        counts=sums[..., 0],
+        sums=sums[..., 1],
+        squares=sums[..., 2],
+        largest=tables["largest"].reshape(shape),
+        totals=tables["totals"],
+        n_genes=tables["n_genes"],
+        n_negative=n_negative,
+        n_fractional=n_fractional,
+    )
+
+
+def _identity(collection: Collection) -> LastingIdentity | None:
+    """Return the identity of the cells of a collection; None if it may change without a trace."""
+    parts, is_settled = list[str](), True
+    for source in collection.sources:
+        files = source.files()
+        version = source.version() if source.location.is_remote else None
+        if files:
+            found = lasting_identity((str(each.absolute()), each.stat()) for each in files)
+            version, is_settled = found.digest, is_settled and found.is_settled
+        if version is None:
+            return None
+        parts += [str(source.location), version, source.selection()]
+        for element in source.elements.values():
+            parts += map(digest_of_array, (element.row_order, element.stored_columns))
+    return LastingIdentity(digest_of(*parts), is_settled)
+
+
+def _merged(tables: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+    """Return the tables of all cells as one batch."""
+    n_genes = tables["sums"].shape[1]
+    largest = np.sort(tables["largest"].transpose(1, 0, 2).reshape(n_genes, -1), axis=1)
+    others, largest = largest[:, :-N_LARGEST], largest[:, -N_LARGEST:]
+    sums = tables["sums"].sum(axis=0)
+    sums[:, 1] += others.sum(axis=1)
+    sums[:, 2] += np.square(others).sum(axis=1)
+    return {**tables, "sums": sums[None], "largest": np.ascontiguousarray(largest)[None]}
+
+
+def _pass(
+    collection: Collection,
+    batches: Batches,
+    *,
+    transform: Transform | Sequence[Transform] | None,
+    are_logs: bool,
+    limits: NDArray[np.float64] | None,
+    n_largest: int,
+    num_threads: int | None,
+) -> Mapping[str, NDArray[Any]]:
+    """Read all cells, and return the tables of `Sums`."""
+    (element,) = collection.elements.values()
+    n_cells, n_genes, n_batches = batches.codes.size, element.n_columns, len(batches.names)
+    _require_memory(n_batches * n_genes * (_kernels.N_COLUMNS - 1 + N_LARGEST) * 8, n_batches)
+    # Of stored dtypes, those that hold each value exactly.
+    dtype = np.promote_types(element.dtype, np.float32)
+    dtype = np.dtype(np.float32 if dtype == np.float32 else np.float64)
+    row_bytes = max(1.0, collection.mean_row_bytes(dtype))
+    at_once = _FETCH_BYTES / row_bytes
+    at_once = max(at_once, min(_CHUNKS * collection.rows_per_chunk, _CHUNKS * at_once))
+    dataset = CellDataset(
+        collection,
+        Streaming(batches.rows),
+        batch_size=min(n_cells, max(1, int(at_once))),
+        fetch_factor=1,
+        rank=0,
+        world_size=1,
+        seed=0,
+        as_torch=False,
+        dtype=dtype,
+        transform=transform,
+        read_options=ReadOptions(num_threads=num_threads),
+    )
+    sums = np.zeros((n_batches, n_genes, _kernels.N_COLUMNS))
+    largest = np.zeros((n_batches, n_genes, n_largest))
+    sums[..., _kernels.LEAST] = 0 if n_largest else np.inf
+    totals, n_nonzero = np.zeros(n_cells), np.zeros(n_cells, np.int32)
+    limits = np.empty((0, 0)) if limits is None else limits
+    num_threads = num_threads or usable_cpu_count()
+    ranges, n_done, found = list[tuple[int, int]](), 0, np.zeros(_kernels.N_FOUND, np.int64)
+    with (
+        ThreadPoolExecutor(num_threads, thread_name_prefix="cellfeed-sum") as threads,
+        ProgressLine() as line,
+    ):
+        for cells in dataset:
+            here = slice(n_done, n_done + len(cells))
+            X: Any = cells.X
+            codes = batches.codes[here].astype(np.int64)
+            add: Any = _kernels.add_dense
+            rows: tuple[Any, ...] = X, codes
+            if element.layout == "csr":
+                values, pointers = X.data, X.indptr.astype(np.int64)
+                columns = X.indices.astype(np.int32, copy=False)
+                add, rows = _kernels.add_sparse, (values, columns, pointers, codes)
+            else:
+                values, columns = X.reshape(-1), np.arange(n_genes)
+                pointers = np.arange(len(cells) + 1) * n_genes
+            ranges = ranges or _ranges(columns, n_genes, _TASKS * num_threads)
+            of_rows: Any = totals[here], n_nonzero[here], found
+            tasks = [threads.submit(_kernels.sum_rows, values, pointers, *of_rows)]
+            tasks += [
+                threads.submit(partial(add, *rows, *each, are_logs, limits, sums, largest))
+                for each in ranges
+            ]
+            for task in tasks:
+                task.result()
+            if found[_kernels.NOT_FINITE]:
+                row, place = found[[_kernels.ROW, _kernels.PLACE]].tolist()
+                column = int(columns[place if element.layout == "csr" else place % n_genes])
+                _refuse_value(collection, cells, row, column)
+            n_done += len(cells)
+            line.show_share("Summing cells", n_done, n_cells)
+    return {
+        "sums": sums,
+        "largest": largest,
+        "totals": totals,
+        "n_genes": n_nonzero,
+        "found": found[[_kernels.NEGATIVE, _kernels.FRACTIONAL]],
+    }
+
+
+def _ranges(columns: NDArray[Any], n_genes: int, n: int) -> list[tuple[int, int]]:
+    """Return ranges of genes with about equally many of the given columns."""
+    columns = np.sort(columns[:: max(1, columns.size // _SAMPLED)])
+    if not columns.size:
+        return [(0, n_genes)]
+    inner = columns[np.linspace(0, columns.size - 1, n + 1).astype(np.int64)[1:-1]]
+    bounds = np.unique([0, *inner.tolist(), n_genes]).tolist()
+    return list(pairwise(bounds))
+
+
+def _require_memory(n_bytes: int, n_batches: int) -> None:
+    available = usable_memory_bytes()
+    if n_bytes > available:
+        msg = (
+            f"the sums of {n_batches:,} batches take {n_bytes / 1e9:,.1f} GB, but "
+            f"{available / 1e9:,.1f} GB of memory are available; give a `batch_key` with fewer "
+            "values, or fewer `genes`"
+        )
+        raise ParameterError(msg)
+
+
+def _refuse_value(collection: Collection, cells: Cells, row: int, column: int) -> NoReturn:
+    """Raise an error that says where a value is NaN or infinite.
+
+    Raises
+    ------
+    FormatError
+        Always.
+    """
+    (element,) = collection.elements.values()
+    ends = np.cumsum(collection.cells_per_location)
+    number = int(cells.rows[row])
+    location = collection.locations[int(np.searchsorted(ends, number, side="right"))]
+    msg = (
+        f"{location}: `{element.name}` is {cells.X[row, column]} in row {number:,} of the "
+        f"collection, gene {element.column_names[column]!r}; replace it, or leave the row out of "
+        "`indices`"
+    )
+    raise FormatError(msg)
+
+
+def require_genes(collection: Collection, element: str | None) -> Collection:
+    """Return a collection of one element, of which sums can be taken; of the first if None.
+
+    Raises
+    ------
+    ParameterError
+        It is no such collection, or the element is not there, or has no genes.
+    """
+    if not isinstance(collection, Collection):
+        msg = (  # type: ignore[unreachable]
+            f"`collection` must be a Collection, but got a {type(collection).__name__}; open it "
+            "with `open_collection`"
+        )
+        raise ParameterError(msg)
+    selected = collection.of_element(element or next(iter(collection.elements)))
+    (only,) = selected.elements.values()
+    is_matrix = only.layout != "ragged" and len(only.row_shape) == 1 and only.n_columns > 0
+    if not is_matrix or only.dtype.kind not in "biuf":
+        msg = f"{only.name!r} has no column for each gene; give an `element` that has"
+        raise ParameterError(msg)
+    return selected
+
+
+def qc_metrics(
+    collection: Collection,
+    *,
+    element: str | None = None,
+    indices: ArrayLike | None = None,
+    num_threads: int | None = None,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return counts for each cell and gene, like `scanpy.pp.calculate_qc_metrics`, in one pass.
+
+    Nothing is loaded as a whole: this takes some 20 bytes for each cell, 500 for each gene, and
+    memory for two fetches of 64 MiB. Sums are in float64, which is exact for counts, and are cached
+    for later calls, also of `highly_variable_genes`, as long as the files stay the same.
+
+    Parameters
+    ----------
+    collection
+        The collection.
+    element
+        Name of the element, such as ``"layers/counts"``; the first one if None.
+    indices
+        Rows of the cells, such as those of a training set; all cells if None.
+    num_threads
+        Number of threads that read, and of those that sum. If None, the number of processors
+        available to this process.
+
+    Returns
+    -------
+    A table of cells, indexed by their rows in the collection, with the columns
+    ``n_genes_by_counts`` and ``total_counts``; and a table of genes, indexed by their names, with
+    ``n_cells_by_counts``, ``mean_counts``, ``pct_dropout_by_counts`` and ``total_counts``.
+
+    Raises
+    ------
+    FormatError
+        A value is NaN or infinite, or a file is damaged.
+    ParameterError
+        The element is missing or has no genes, or rows are not in the collection.
+
+    Examples
+    --------
+    Size factors are totals divided by their mean.
+
+    >>> import anndata
+    >>> from cellfeed import open_collection
+    >>> X = np.array([[1, 0, 2], [0, 0, 1]], np.float32)
+    >>> obs, var = qc_metrics(open_collection(anndata.AnnData(X)))
+    >>> (obs["total_counts"] / obs["total_counts"].mean()).tolist()
+    [1.5, 0.5]
+    >>> var["n_cells_by_counts"].tolist()
+    [1, 0, 2]
+    """
+    selected = require_genes(collection, element)
+    batches = Batches.of(selected, None, indices)
+    found = sums_of(selected, batches, num_threads=num_threads)
+    n_cells, counts, totals = batches.codes.size, found.counts[0], found.whole_sums[0]
+    rows = pd.RangeIndex(n_cells) if batches.rows is None else pd.Index(batches.rows)
+    of_cells = {"n_genes_by_counts": found.n_genes, "total_counts": found.totals}
+    of_genes = {
+        "n_cells_by_counts": counts.astype(np.int64),
+        "mean_counts": totals / n_cells,
+        "pct_dropout_by_counts": 100 * (1 - counts / n_cells),
+        "total_counts": totals,
+    }
+    (only,) = selected.elements.values()
+    names = pd.Index(only.column_names)
+    return pd.DataFrame(of_cells, index=rows), pd.DataFrame(of_genes, index=names)

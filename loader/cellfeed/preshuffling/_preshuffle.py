@@ -1,0 +1,633 @@
+"""`preshuffle`: begin or resume, write the parts, check, finish."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import zarr
+from anndata.io import read_elem, sparse_dataset
+from numpy.typing import NDArray
+
+from cellfeed._errors import FormatError, ParameterError, require_list
+from cellfeed._runs import merge_consecutive
+from cellfeed.collection import Collection, Genes, JoinVars, row_numbers
+from cellfeed.decode import expect_numcodecs
+from cellfeed.preshuffling._append import contents_of_store, describe_extension
+from cellfeed.preshuffling._inputs import Inputs, contents_of, open_matrices, open_parts
+from cellfeed.preshuffling._job import (
+    Contents,
+    Job,
+    Matrix,
+    OutputFolder,
+    describe_job,
+    describe_request,
+    digest,
+    genes_as_json,
+)
+from cellfeed.preshuffling._part import (
+    peak_memory,
+    token_of,
+    write_part,
+    write_parts_on_dask,
+)
+from cellfeed.preshuffling._tables import CellTable, provenance_of
+
+# Checking the result: every cell once, the numbers of elements, and a sample of values.
+
+_SAMPLED_CELLS = 128
+
+
+def check_store(
+    folder: OutputFolder, job: Job, inputs: Inputs, on_part: Callable[[int], object]
+) -> None:
+    """Check the written store against the inputs, reading only part of it.
+
+    For every part, the provenance of each cell and the row pointers are checked; for a sample of
+    cells, everything.
+
+    Parameters
+    ----------
+    folder, job, inputs
+        The output, and the job and inputs that it must match.
+    on_part
+        Called with the number of parts that have been checked.
+
+    Raises
+    ------
+    FormatError
+        A part is damaged; the message names it, and the remedy.
+    """
+    expect_numcodecs()
+    written = np.zeros(len(inputs.collection), dtype=bool)
+    sampled = -(-_SAMPLED_CELLS // job.n_parts)
+    rng = np.random.default_rng(0)
+    source_file, source_row = inputs.obs.provenance
+    provenance = CellTable("obs", inputs.obs.files, inputs.obs.provenance)
+    for number in range(job.n_parts):
+        path, expected = folder.part(job.first_part + number), inputs.part(job, number)
+        try:
+            group: Any = zarr.open_group(path, mode="r")
+            wanted = provenance.read(expected.rows).iloc[expected.order]
+            found = group["obs"][source_file]["codes"][:], group["obs"][source_row][:]
+            expected_codes = wanted[source_file].cat.codes, wanted[source_row]
+            _require(path, all(map(np.array_equal, found, expected_codes)), "other cells")
+            rows = expected.rows[expected.order]
+            written[rows] = True
+            chosen = rng.choice(rows.size, min(sampled, rows.size), replace=False)
+            for matrix in job.matrices:
+                merged = _check_matrix(path, group, matrix, rows, inputs)
+                chosen = np.union1d(chosen, merged[:_SAMPLED_CELLS])
+            _check_cells(path, group, job, inputs, rows, chosen)
+        except FormatError:
+            raise
+        except Exception as error:  # zarr and its codecs have no common base of what they raise
+            raise _damaged(path, f"it cannot be read ({error})") from error
+        on_part(number + 1)
+    n_written = int(np.count_nonzero(written))
+    if n_written != job.n_cells:  # parts overlap, or leave out some: a mistake in the plan
+        msg = (
+            f"{folder.path}: {job.n_cells - n_written} cells are missing; remove it, "
+            "and report this as a bug of cellfeed"
+        )
+        raise FormatError(msg)
+
+
+def _check_matrix(
+    path: Path, group: Any, matrix: Matrix, rows: NDArray[np.int64], inputs: Inputs
+) -> NDArray[np.intp]:
+    """Check the shape, and the number of elements of each cell.
+
+    Returns
+    -------
+    Cells of the part with fewer elements than in the file, which is correct only if the file has
+    duplicates, since reading sums them, or genes that are left out.
+    """
+    X = group[matrix.path]
+    if not matrix.is_sparse:
+        is_same = X.shape == (rows.size, *matrix.row_shape)
+        _require(path, is_same, f"{_named(matrix)} of shape {X.shape}")
+        return np.empty(0, dtype=np.intp)
+    lengths = np.diff(X["indptr"][:].astype(np.int64))
+    n_expected = f"{lengths.size} rows{_of(matrix)}, but {rows.size} expected"
+    _require(path, lengths.size == rows.size, n_expected)
+    complete = X["data"].shape == X["indices"].shape == (lengths.sum(),)
+    _require(path, complete, f"numbers of elements{_of(matrix)} that do not match its row pointers")
+    order, stored = np.argsort(rows), np.empty(rows.size, dtype=np.int64)
+    stored[order] = inputs.collection.row_lengths(matrix.name, merge_consecutive(rows[order]))
+    _require(path, bool(np.all(lengths <= stored)), f"more elements{_of(matrix)} than the input")
+    return np.flatnonzero(lengths < stored)
+
+
+def _check_cells(
+    path: Path,
+    group: Any,
+    job: Job,
+    inputs: Inputs,
+    rows: NDArray[np.int64],
+    chosen: NDArray[np.intp],
+) -> None:
+    """Compare the given cells with the input, value by value."""
+    order = np.argsort(rows[chosen])
+    wanted, places = rows[chosen][order], chosen[order]
+    cells = inputs.collection[wanted]
+    for matrix in job.matrices:
+        stored = group[matrix.path]
+        written = stored if hasattr(stored, "dtype") else sparse_dataset(stored)
+        found, expected = _dense(written[chosen])[order], _dense(cells[matrix.name])
+        is_same = np.array_equal(found, expected, equal_nan=found.dtype.kind == "f")
+        _require(path, is_same, f"values{_of(matrix)} that differ from the input")
+    obs = _written_obs(group, inputs)
+    tables: dict[str, tuple[pd.DataFrame, CellTable]] = {"obs": (obs, inputs.obs)}
+    for name, frame in inputs.frames.items():
+        tables[name] = read_elem(group[name]), frame
+    for name, (table, of_input) in tables.items():
+        in_file = of_input.read(wanted)
+        if name != "obs":  # they are named like cells
+            in_file = in_file.set_axis(obs.index[places])
+        is_same = table.iloc[places][list(in_file)].astype(object).equals(in_file.astype(object))
+        _require(path, is_same, f"{name} that differs from the input")
+
+
+def _written_obs(group: Any, inputs: Inputs) -> pd.DataFrame:
+    """Return obs of a part, with the columns of its modalities."""
+    obs: pd.DataFrame = read_elem(group["obs"])
+    others = [
+        read_elem(group[f"mod/{each}/obs"]).add_prefix(f"{each}:").set_axis(obs.index)
+        for each in inputs.modalities or ()
+    ]
+    return pd.concat([obs, *others], axis=1) if others else obs
+
+
+def _named(matrix: Matrix) -> str:
+    return f"`{matrix.path}`"
+
+
+def _of(matrix: Matrix) -> str:
+    return f" of `{matrix.path}`"
+
+
+def _dense(matrix: Any) -> NDArray[Any]:
+    dense: NDArray[Any] = matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
+    return dense
+
+
+def _require(path: Path, holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as "require"
+    if not holds:
+        raise _damaged(path, f"it has {otherwise}")
+
+
+def _damaged(path: Path, what: str) -> FormatError:
+    msg = f"{path}: {what}; remove this folder and run the same command again"
+    return FormatError(msg)
+
+
+PathLike = str | os.PathLike[str]
+Progress = Callable[[str, float, float], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preshuffled:
+    """A copy of a collection.
+
+    Attributes
+    ----------
+    path
+        Path of the zarr store.
+    n_cells, n_parts
+        Number of cells, and of the AnnData groups that they are divided into.
+    n_parts_written
+        Number of parts that this run wrote; the others existed already.
+    n_bytes
+        Size on disk, in bytes.
+    seconds
+        Duration of this run.
+    peak_memory_bytes
+        Peak memory of this process, or of a Dask worker.
+    provenance
+        Names of the two obs columns with the file of each cell, and its row in that file.
+    """
+
+    path: Path
+    n_cells: int
+    n_parts: int
+    n_parts_written: int
+    n_bytes: int
+    seconds: float
+    peak_memory_bytes: int
+    provenance: tuple[str, str]
+
+
+def preshuffle(
+    paths: PathLike | Iterable[PathLike],
+    out: PathLike,
+    *,
+    elements: Sequence[str] | Literal["all"] | None = None,
+    element: str | None = None,
+    join_vars: JoinVars = "same",
+    genes: Sequence[str] | pd.Series | NDArray[np.bool_] | None = None,
+    where: str | None = None,
+    rows: NDArray[np.integer | np.bool_] | Sequence[int] | None = None,
+    in_order: bool = False,
+    group_by: str | Sequence[str] | None = None,
+    append: bool = False,
+    mix: int = 0,
+    seed: int = 0,
+    block_size: int | None = None,
+    memory: int = 4_000_000_000,
+    codec: Literal["delta", "annbatch"] | None = None,
+    cells_per_chunk: int = 64,
+    scheduler: str | None = None,
+    on_progress: Progress | None = None,
+) -> Preshuffled:
+    """Write a copy of a collection, shuffled or in order, as a zarr store of AnnData groups.
+
+    Blocks of cells are assigned to parts at random, and the cells of each part are shuffled. Each
+    part is an AnnData group ``dataset_<number>`` of the store, or a group of MuData if modalities
+    are written. ``obs`` has the columns of all files, with the union of their categories and
+    unchanged cell names (which need not be unique; the provenance columns are). Values are
+    unchanged, but for the dtype if files have several; see `Collection.dtype`. Matrices that are
+    stored by gene (CSC) are first rewritten by cell, uncompressed, inside ``out``. ``obsp``,
+    ``varm`` and ``varp`` are not written.
+
+    To resume a run that was stopped or killed, repeat the same call: only missing parts are
+    written. The content depends on the files and on all parameters except ``scheduler``, but not on
+    the writing processes or on interruptions.
+
+    Parameters
+    ----------
+    paths
+        Paths and URLs, as for `open_collection`.
+    out
+        Path of the store, usually ending in ``.zarr``. It must not exist, unless this call began
+        it.
+    elements
+        Names of the elements to write, as for `open_collection`, and ``"uns"``; or ``"all"``, for
+        all that AnnData files have. Data frames in ``obsm`` may have columns of any dtype. Of
+        several files, ``uns`` has the entries on which those that have them agree. The default is
+        ``"X"``, or ``"all"`` with ``in_order``.
+    element
+        The element to write as ``X``, such as ``"layers/counts"``, in place of ``elements``.
+    join_vars, genes
+        Which genes to write, as for `open_collection`. If files differ, each gene's row of ``var``
+        is that of the first file that has it.
+    where
+        A condition on obs, as for `Collection.where`, which the cells to write fulfil.
+    rows
+        Rows of the collection to write, distinct, shape (n,), or a mask of booleans, shape
+        (n_cells,), in place of ``where``.
+    in_order
+        Whether to keep the order of the cells. Each part is then a range of them.
+    group_by
+        Names of obs columns. The cells of each part are then sorted by their values (categories in
+        their order, missing values last), and shuffled only within groups, so that
+        `GroupedSampling` over these columns reads few chunks. Other strategies need small blocks
+        there.
+    append
+        Whether to add the cells to the store ``out``, which `preshuffle` has written, as new parts,
+        shuffled among themselves. The elements are those of the store, and so are the genes:
+        ``join_vars`` says whether files may have more ("inner", others are left out) or also fewer
+        ("outer", these are zero). Categories of obs are extended, the old ones first. Until all is
+        written and checked, the store stays as it was.
+    mix
+        With ``append``, the number of parts of the store, chosen at random, that are merged with
+        each new part: their cells and the new ones are shuffled together into parts that replace
+        them. This writes ``1 + mix`` times the new cells, and makes those as well mixed with the
+        others as ``1 + mix`` times smaller blocks would.
+    seed
+        Seed of the random order.
+    block_size
+        Number of cells that are read together. Smaller blocks mix better and take longer. The
+        default is the smallest power of two that spans at least 8 chunks of the files, so that
+        partially used chunks cost at most an eighth, and at least 64; it is smaller if a part would
+        otherwise have fewer than 64 blocks.
+    memory
+        Bytes for the buffers of one process, in addition to about 0.4 GB for libraries. A part
+        takes three quarters of it, so more memory makes fewer parts, which mix better.
+    codec
+        Encoding of sparse rows. ``"delta"`` stores column indices as differences and counts as
+        narrow integers, with filters of numcodecs: half the size, and twice as fast to read
+        with cellfeed. zarr, anndata and annbatch also read it, in Python and therefore slower.
+        ``"annbatch"`` stores them as annbatch does, which reads them with compiled codecs. The
+        default is ``"delta"``, or that of the store with ``append``.
+    cells_per_chunk
+        Mean number of cells in a chunk, the smallest unit that is read. Smaller chunks make single
+        cells faster to read, and the store larger.
+    scheduler
+        Address of a Dask scheduler, such as ``"tcp://10.0.0.1:8786"``. Its workers then write
+        the parts, one at a time each. They must see ``paths`` and ``out`` under the same paths as
+        this process.
+    on_progress
+        Called with a stage, and what of it is done and in total: "rewrite" and numbers of elements,
+        if matrices are stored by gene; "write" and numbers of cells; "check" and numbers of parts.
+
+    Returns
+    -------
+    A `Preshuffled` with size, time and memory.
+
+    Raises
+    ------
+    PathError
+        A file is missing, or a Dask worker does not see it.
+    FormatError
+        A file is damaged, or the check of the written store failed.
+    MismatchError
+        The files cannot form one collection, or do not fit the store, or changed during the run.
+    ParameterError
+        ``paths`` has something other than paths, ``out`` contains something else or was begun with
+        other parameters, a number is out of range, or Dask, its scheduler or its workers are
+        missing.
+    OSError
+        The disk is full or not writable.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from cellfeed.synthetic import write_tahoe_like
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> paths = write_tahoe_like(folder, n_cells=100, n_genes=500, n_plates=2, n_drugs=4)
+    >>> done = preshuffle(paths, folder / "shuffled.zarr", seed=1)
+    >>> done.n_cells, done.n_parts, done.provenance
+    (100, 1, ('source_file', 'source_row'))
+    >>> import anndata
+    >>> anndata.read_zarr(done.path / "dataset_0").shape
+    (100, 500)
+    """
+    start = time.perf_counter()
+    tell: Progress = on_progress or (lambda *_: None)
+    paths = _listed(paths)
+    _check_apart(Path(out), paths)
+    folder = OutputFolder(Path(out).absolute())
+    begun, finished = folder.begun(), folder.finished()
+    if mix and not append:
+        raise ParameterError("`mix` needs `append`; leave it out, or give append=True")
+    if append and not finished:
+        msg = f"{out}: is not a complete store of `cellfeed preshuffle`"
+        raise ParameterError(f"{msg}; write it without `append`")
+    settings: dict[str, Any] = {
+        "join_vars": join_vars,
+        "block_size": block_size,
+        "in_order": in_order,
+        "group_by": _group_columns(group_by, in_order=in_order),
+        "seed": seed,
+        "memory": memory,
+        "codec": codec or (finished[0].codec if append else "delta"),
+        "cells_per_chunk": cells_per_chunk,
+    }
+    request = _Request(paths, elements, element, genes, where, rows, settings)
+    if append:
+        begun = None if begun in finished else begun
+        job, collection, selected = _extension(folder, request, mix, begun, finished)
+    else:
+        begun = finished[0] if finished else begun
+        job, collection, selected = _new_store(folder, request)
+    if begun is not None and (difference := job.difference(begun)):
+        remedy = f"or remove {out}/.cellfeed to give it up" if append else "or give another output"
+        msg = f"{out}: was begun {difference}; repeat the same call, {remedy}"
+        raise ParameterError(msg)
+    n_written = peak = 0
+    if job not in finished:
+        inputs = Inputs.open(job, folder, collection, selected)
+        folder.begin(job, genes, selected)
+        n_written, peak = _write_and_check(folder, job, inputs, scheduler, tell, append=append)
+    folder.clean()
+    numbers = folder.numbers()
+    [newest] = open_parts([folder.part(numbers[-1])], ())
+    return Preshuffled(
+        path=Path(out),
+        n_cells=sum(each.n_cells - each.n_replaced for each in folder.finished()),
+        n_parts=len(numbers),
+        n_parts_written=n_written,
+        n_bytes=folder.n_bytes(),
+        seconds=time.perf_counter() - start,
+        peak_memory_bytes=max(peak, peak_memory()),
+        provenance=provenance_of(newest),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Request:
+    """Parameters of `preshuffle` that say what is written; ``settings`` are those of the job."""
+
+    paths: list[PathLike]
+    elements: Sequence[str] | Literal["all"] | None
+    element: str | None
+    genes: Any
+    where: str | None
+    rows: Any
+    settings: Mapping[str, Any]
+
+    def contents(self) -> Contents:
+        in_order = self.settings["in_order"]
+        return _contents(self.paths, self.elements, self.element, in_order=in_order)
+
+    def selected(self, collection: Collection) -> NDArray[np.int64] | None:
+        """Return the rows to write, ascending; None for all."""
+        return _selected(collection, self.where, self.rows)
+
+
+_Described = tuple[Job, Collection | None, NDArray[np.int64] | None]
+"""A job, and its collection and rows; the collection is None if nothing is left to do."""
+
+
+def _new_store(folder: OutputFolder, request: _Request) -> _Described:
+    contents, genes = request.contents(), request.genes
+    joined = Genes(request.settings["join_vars"], genes)
+    collection = open_matrices(request.paths, contents.matrices, joined, folder.by_row)
+    selected = request.selected(collection)
+    chosen = "" if genes is None else digest(genes_as_json(genes).encode())
+    job = describe_job(collection, contents, rows=selected, genes=chosen, **request.settings)
+    return job, collection, selected
+
+
+def _extension(
+    folder: OutputFolder, request: _Request, mix: int, begun: Job | None, finished: list[Job]
+) -> _Described:
+    genes, is_default = request.genes, request.elements is None and request.element is None
+    listed = None if genes is None else [*genes]
+    asked = (request.elements, request.element, request.where, listed, mix)
+    rows = None if request.rows is None else np.asarray(request.rows)
+    number = describe_request(request.paths, asked, rows, request.settings)
+    if number == finished[-1].request:
+        return finished[-1], None, None
+    if genes is not None:
+        raise ParameterError("`genes` and `append` cannot be combined; leave out `genes`")
+    collection, selected, job = describe_extension(
+        folder,
+        request.paths,
+        contents_of_store(finished[0]) if is_default else request.contents(),
+        request.selected,
+        mix=mix,
+        begun=begun,
+        request=number,
+        **request.settings,
+    )
+    return job, collection, selected
+
+
+def _write_and_check(
+    folder: OutputFolder,
+    job: Job,
+    inputs: Inputs,
+    scheduler: str | None,
+    tell: Progress,
+    *,
+    append: bool,
+) -> tuple[int, int]:
+    """Write what is missing of a job, check all of it, and finish it.
+
+    Returns
+    -------
+    Number of parts that were written, and the peak memory of a Dask worker.
+    """
+    with folder.held():
+        folder.remove_leftovers()
+        if append:
+            folder.list_parts()
+            folder.remove_others(job)
+        _rewrite_by_row(inputs, job.memory, tell)
+        first = job.first_part
+        missing = [n for n in range(job.n_parts) if not folder.part(first + n).exists()]
+        peak = _write(folder, job, inputs, missing, scheduler, tell)
+        check_store(folder, job, inputs, lambda n: tell("check", n, job.n_parts))
+        for file in (*job.inputs, *job.linked):
+            file.check()
+        folder.finish(job)
+    return len(missing), peak
+
+
+def _write(
+    folder: OutputFolder,
+    job: Job,
+    inputs: Inputs,
+    missing: list[int],
+    scheduler: str | None,
+    tell: Progress,
+) -> int:
+    """Write missing parts; return the peak memory of a Dask worker."""
+    done = job.n_cells - sum(map(job.part_size, missing))
+    tell("write", done, job.n_cells)
+    peak = 0
+    if scheduler is None:
+        for number in missing:
+            before, size = done, job.part_size(number)
+            write_part(
+                folder, job, inputs, number,
+                lambda share, before=before, size=size: tell(  # type: ignore[misc]
+                    "write", before + share * size, job.n_cells
+                ),
+            )  # fmt: skip
+            done += size
+    elif missing:
+
+        def on_part(number: int, worker_peak: int) -> None:
+            nonlocal done, peak
+            done, peak = done + job.part_size(number), max(peak, worker_peak)
+            tell("write", done, job.n_cells)
+
+        write_parts_on_dask(
+            scheduler,
+            path=str(folder.path),
+            token=token_of(job),
+            memory=job.memory,
+            numbers=missing,
+            on_part=on_part,
+        )
+    tell("write", job.n_cells, job.n_cells)
+    return peak
+
+
+def _rewrite_by_row(inputs: Inputs, memory: int, tell: Progress) -> None:
+    """Rewrite the matrices that are stored by gene; each element is read once and written once."""
+    total, done = sum(2 * each.n_elements for each in inputs.by_gene), 0
+
+    def on_elements(n: int) -> None:
+        nonlocal done
+        done += n
+        tell("rewrite", done, total)
+
+    for each in inputs.by_gene:
+        each.rewrite(memory, on_elements)
+
+
+def _contents(
+    paths: list[PathLike],
+    elements: Sequence[str] | Literal["all"] | None,
+    element: str | None,
+    *,
+    in_order: bool,
+) -> Contents:
+    if element is None:
+        default: Sequence[str] | Literal["all"] = "all" if in_order else ("X",)
+        return contents_of(paths, default if elements is None else elements)
+    if elements is not None:
+        msg = f"`element` and `elements` cannot be combined; leave out element={element!r}"
+        raise ParameterError(msg)
+    if element.partition("/")[0] not in ("X", "layers"):
+        msg = (
+            "`element` must be 'X' or 'layers/NAME', whose genes are those of `var`, "
+            f"but got {element!r}; give elements=[{element!r}] to write it under its own name"
+        )
+        raise ParameterError(msg)
+    return replace(contents_of(paths, [element]), paths={element: "X"})
+
+
+def _selected(collection: Collection, where: str | None, rows: Any) -> NDArray[np.int64] | None:
+    """Return the rows to write, ascending; None for all."""
+    if where is None and rows is None:
+        return None
+    if where is not None and rows is not None:
+        raise ParameterError("`where` and `rows` cannot be combined; leave out one of them")
+    if where is not None:
+        found = collection.where(where)
+        if not found.size:
+            raise ParameterError(f"no cell fulfils `where`, {where!r}; check the values")
+        return found
+    try:
+        numbers = row_numbers(rows, len(collection))
+    except IndexError as error:
+        raise ParameterError(f"`rows`: {error}; give rows of the files together") from error
+    found = np.unique(numbers)
+    if not found.size or found.size < numbers.size:
+        what = "has a row twice" if found.size else "is empty"
+        raise ParameterError(f"`rows` {what}; give each row once, and at least one")
+    return found
+
+
+def _group_columns(group_by: str | Sequence[str] | None, *, in_order: bool) -> tuple[str, ...]:
+    if group_by is None:
+        return ()
+    if not isinstance(group_by, str):
+        require_list("group_by", "columns", group_by)
+    columns = (group_by,) if isinstance(group_by, str) else tuple(group_by)
+    if in_order or not columns:
+        what = "cannot be combined with `in_order`" if in_order else "is empty"
+        raise ParameterError(f"`group_by` {what}; leave one of them out, or name obs columns")
+    return columns
+
+
+def _listed(paths: Any) -> list[PathLike]:
+    is_several = isinstance(paths, Iterable) and not isinstance(paths, str | os.PathLike)
+    if is_several:
+        require_list("paths", "paths", paths)
+    given = list(paths) if is_several else [paths]
+    for each in given:
+        if not isinstance(each, str | os.PathLike):
+            msg = f"`preshuffle` takes paths, but got `{type(each).__name__}`"
+            raise ParameterError(
+                f"{msg}; give the path of its file, or write it with `AnnData.write_h5ad`"
+            )
+    return given
+
+
+def _check_apart(out: Path, paths: list[PathLike]) -> None:
+    """Refuse an output that would be among the inputs when the run is resumed."""
+    folders = [Path(path).expanduser().resolve() for path in paths]
+    for folder in (out.resolve(), out.resolve().parent):
+        if folder in folders and (folder.is_dir() or folder == out.resolve()):
+            msg = f"{out}: is among the inputs; give an output outside of the folder"
+            raise ParameterError(msg)

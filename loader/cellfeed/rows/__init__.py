@@ -1,0 +1,65 @@
+"""How rows lie in memory: groups of rows that are delivered together, such as minibatches.
+
+A group says how much memory it takes, and makes rows of it. A target says where the rows that a
+source reads go: rows are read in ascending order, with one destination for each, in the order of
+delivery, so that they are shuffled by being written, once. It is planned before memory is allocated
+(see `cellfeed.bytes._buffers`), and bound to memory afterwards.
+"""
+
+from cellfeed.rows._arrays import (
+    CategoricalColumn,
+    CsrRows,
+    Layout,
+    NumericColumn,
+    ObsColumn,
+    RaggedRows,
+    require_int64,
+    require_torch_dtype,
+    summable,
+)
+from cellfeed.rows._cells import Cells
+from cellfeed.rows._element import (
+    Chunks,
+    ColumnMap,
+    ColumnNames,
+    CsrChunks,
+    DenseChunks,
+    Dtypes,
+    Element,
+    RaggedChunks,
+    RowPieces,
+    SparseChunks,
+    column_maps,
+    dtypes_of,
+)
+from cellfeed.rows._layout import Copies, FoundRows, Group, RowTarget, lay_out
+
+__all__ = [
+    "CategoricalColumn",
+    "Cells",
+    "Chunks",
+    "ColumnMap",
+    "ColumnNames",
+    "Copies",
+    "CsrChunks",
+    "CsrRows",
+    "DenseChunks",
+    "Dtypes",
+    "Element",
+    "FoundRows",
+    "Group",
+    "Layout",
+    "NumericColumn",
+    "ObsColumn",
+    "RaggedChunks",
+    "RaggedRows",
+    "RowPieces",
+    "RowTarget",
+    "SparseChunks",
+    "column_maps",
+    "dtypes_of",
+    "lay_out",
+    "require_int64",
+    "require_torch_dtype",
+    "summable",
+]

@@ -1,0 +1,405 @@
+"""Elements: arrays with a row for each cell of a collection."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import ParameterError
+from cellfeed.decode import ChunkedArray, ChunkReads, Extents, RowRanges, ValueSteps
+from cellfeed.rows._arrays import Layout
+from cellfeed.rows._layout import RowTarget
+
+# Columns of each source as columns of the collection: which become which, or are left out.
+
+
+class ColumnMap:
+    """What each column of a source is in a collection.
+
+    Parameters
+    ----------
+    columns
+        The column of the collection that each becomes, distinct, -1 where it is left out, -2 where
+        no element may be, int32, shape (n_columns of the source,).
+    n_columns
+        Columns of the collection; those that the source lacks are zero.
+
+    Attributes
+    ----------
+    stays
+        Whether columns do not change: they are the first of the collection, in the same order.
+    keeps_all
+        Whether none is left out.
+    covers
+        Whether the source lacks none.
+    """
+
+    def __init__(self, columns: NDArray[np.int32], n_columns: int) -> None:
+        self.columns = columns
+        self.stays = np.array_equal(columns, np.arange(columns.size))
+        self.keeps_all = bool((columns != -1).all())
+        self.covers = int(np.count_nonzero(columns >= 0)) == n_columns
+
+
+def column_maps(maps: Sequence[NDArray[np.integer]], n_columns: int) -> tuple[ColumnMap, ...]:
+    """Return the column map of each source; equal ones are one object.
+
+    Parameters
+    ----------
+    maps
+        What each column of each source becomes; see `ColumnMap`.
+    n_columns
+        Columns of the collection.
+    """
+    made = dict[bytes, ColumnMap]()
+    found = list[ColumnMap]()
+    for each in maps:
+        columns = np.ascontiguousarray(each, np.int32)
+        key = columns.tobytes()
+        if key not in made:
+            made[key] = ColumnMap(columns, n_columns)
+        found.append(made[key])
+    return tuple(found)
+
+
+Dtypes = np.dtype[Any] | Mapping[str, np.dtype[Any]] | None
+"""One dtype for all elements, or dtypes by name; other elements keep their dtype."""
+
+
+class ColumnNames:
+    """Names of columns, which may be many millions, and are read on demand.
+
+    Parameters
+    ----------
+    read
+        Returns the names, str, shape (n_columns,).
+    """
+
+    def __init__(self, read: Callable[[], NDArray[np.object_]]) -> None:
+        self._read = read
+        self._names: NDArray[np.object_] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_names": None}
+
+    def __call__(self) -> NDArray[np.object_]:
+        """Return the names."""
+        if self._names is None:
+            self._names = self._read()
+        return self._names
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Element:
+    """An array with a row for each cell of a collection, over all its files.
+
+    Parameters
+    ----------
+    name
+        Name such as ``"X"``, ``"layers/counts"``, ``"raw/X"`` or ``"obsm/X_pca"``.
+    dtype
+        Dtype of the values, which can hold those of every file.
+    layout
+        Layout for reading: "csr" if any file stores it so, else "dense"; or "ragged".
+    row_shape
+        Shape of a row: the number of columns, or several numbers for arrays with three or more
+        dimensions, such as images; ``()`` for ragged rows, which have no columns.
+    names
+        Returns `column_names`.
+    stored_as
+        Its path in each file of the collection.
+    column_maps
+        Position of each file's columns among these; None if they are the same in all files.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    layout: Layout
+    row_shape: tuple[int, ...]
+    names: ColumnNames
+    stored_as: tuple[str, ...]
+    column_maps: tuple[ColumnMap, ...] | None = None
+
+    @property
+    def n_columns(self) -> int:
+        """Number of columns, the values in a dense row."""
+        return math.prod(self.row_shape)
+
+    @property
+    def column_names(self) -> NDArray[np.object_]:
+        """Names of the columns, str: genes, or numbers if the array has no names.
+
+        For an array with three or more dimensions, these are names along the second one.
+        """
+        return self.names()
+
+    def __repr__(self) -> str:
+        columns = " x ".join(f"{n:,}" for n in self.row_shape)
+        columns = f"{columns} columns, " if columns else ""
+        return f"Element({self.name!r}, {columns}{self.layout} {self.dtype})"
+
+
+def dtypes_of(elements: Mapping[str, Element], dtype: Dtypes) -> dict[str, np.dtype[Any]]:
+    """Return the dtype for reading each element.
+
+    Raises
+    ------
+    ParameterError
+        A dtype is given for a missing element, or for one whose values have fields.
+    """
+    if isinstance(dtype, Mapping):
+        for name in dtype:
+            if name not in elements:
+                there = ", ".join(map(repr, elements))
+                msg = f"`dtype` names {name!r}, which is not among the elements read: {there}"
+                raise ParameterError(msg)
+        dtypes = {name: dtype.get(name, each.dtype) for name, each in elements.items()}
+    else:
+        dtypes = {name: each.dtype if dtype is None else dtype for name, each in elements.items()}
+    for name, each in elements.items():
+        if each.dtype.names is not None and dtypes[name] != each.dtype:
+            fields = ", ".join(map(repr, each.dtype.names))
+            msg = (
+                f"`dtype` must leave out {name!r}, whose values have fields ({fields}); give "
+                "dtypes of other elements by name, and cast fields in `batch_transform`"
+            )
+            raise ParameterError(msg)
+    return dtypes
+
+
+# Rows in chunked arrays that cellfeed decodes.
+
+
+class SparseChunks(ABC):
+    """Sparse rows in chunks.
+
+    Attributes
+    ----------
+    indices, data
+        Column indices and values of all elements, one-dimensional.
+    n_columns
+        Number of columns.
+    """
+
+    layout: ClassVar[Layout] = "csr"
+    indices: ChunkedArray
+    data: ChunkedArray
+    n_columns: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Native dtype of the values."""
+        return self.data.dtype
+
+    @abstractmethod
+    def extents(self, rows: NDArray[np.int64]) -> Extents:
+        """Return where rows lie in both arrays.
+
+        Parameters
+        ----------
+        rows
+            Ascending, int64, shape (n,).
+
+        Raises
+        ------
+        FormatError
+            The storage is damaged.
+        """
+
+    def reads(
+        self,
+        extents: Extents,
+        target: RowTarget,
+        column_map: NDArray[np.int32] | None = None,
+        steps: ValueSteps | None = None,
+    ) -> list[ChunkReads]:
+        """Return the reads of rows to a target: of column indices, and of values.
+
+        Parameters
+        ----------
+        extents
+            Where the rows lie.
+        target
+            Destinations of the rows, as a dtype that values can be cast to.
+        column_map
+            New index of each stored column, none of which is left out; None if they do not change.
+        steps
+            Transforms of the values of rows that are one extent each.
+        """
+        size = target.dtypes[0].itemsize
+        destinations = extents.destinations(target.destinations[0], size)
+        indices = self.indices.reads_of_ranges(
+            extents.in_indices,
+            extents.counts,
+            destinations,
+            target.dtypes[0],
+            index_limit=self.n_columns,
+            column_map=column_map,
+        )
+        if extents.within is not None:
+            crossings = [indices.crossings[size], destinations[extents.within > 0]]
+            indices = replace(indices, crossings={size: np.concatenate(crossings)})
+        data = self.data.reads_of_ranges(
+            extents.firsts,
+            extents.counts,
+            extents.destinations(target.destinations[-1], target.dtype.itemsize),
+            target.dtype,
+            steps=steps,
+        )
+        return [indices, data]
+
+
+@dataclass(frozen=True, eq=False)
+class CsrChunks(SparseChunks):
+    """Sparse rows in chunks, with row pointers.
+
+    Parameters
+    ----------
+    indptr
+        Row pointers, ascending, int64, shape (n_rows + 1,).
+    indices, data, n_columns
+        See `SparseChunks`.
+    row_pieces
+        Pieces of the arrays, each with whole rows; None if the arrays are in one piece.
+    n_skipped
+        Number of elements at the beginning of each row that are left out.
+    """
+
+    indptr: NDArray[np.int64]
+    indices: ChunkedArray
+    data: ChunkedArray
+    n_columns: int
+    row_pieces: "RowPieces | None" = None
+    n_skipped: int = 0
+
+    def extents(self, rows: NDArray[np.int64]) -> Extents:
+        """See `SparseChunks`."""
+        starts, lengths = self.ranges(rows)
+        return Extents(lengths=lengths, firsts=starts, counts=lengths)
+
+    def ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the starts of rows in the arrays, and the number of elements in each.
+
+        Parameters
+        ----------
+        rows
+            Row numbers, int64, shape (n,).
+        """
+        starts = self.indptr[rows]
+        lengths = self.indptr[rows + 1] - starts
+        if self.row_pieces is not None:
+            starts = starts + self.row_pieces.gaps(rows)
+        if self.n_skipped:
+            starts, lengths = starts + self.n_skipped, np.maximum(lengths - self.n_skipped, 0)
+        return starts, lengths
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowPieces:
+    """The rows of each piece of an array; int64 arrays of shape (n_pieces,).
+
+    Parameters
+    ----------
+    first_rows
+        First row of each piece, ascending.
+    skipped
+        Number of elements before each piece that are numbered but not stored.
+    """
+
+    first_rows: NDArray[np.int64]
+    skipped: NDArray[np.int64]
+
+    def gaps(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many element numbers are skipped before each row."""
+        return self.skipped[np.searchsorted(self.first_rows, rows, side="right") - 1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseChunks:
+    """Dense rows in chunks.
+
+    Parameters
+    ----------
+    values
+        Array of shape (n_rows, n_columns), or the same values in C order in one dimension.
+    n_columns
+        Number of columns.
+    """
+
+    layout: ClassVar[Layout] = "dense"
+    values: ChunkedArray
+    n_columns: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Native dtype of the values."""
+        return self.values.dtype
+
+    def lengths_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of values in each of these rows, int64, shape (n,)."""
+        return np.full(rows.size, self.n_columns, np.int64)
+
+    def reads(
+        self,
+        rows: NDArray[np.int64],
+        destinations: NDArray[np.int64],
+        dtype: np.dtype[Any],
+        column_map: NDArray[np.int32] | None = None,
+    ) -> ChunkReads:
+        """Return the reads of ascending rows.
+
+        Parameters
+        ----------
+        rows, destinations
+            The rows, and the destination of each, int64, shape (n,).
+        dtype
+            Dtype at the destinations, which values can be cast to.
+        column_map
+            New index of each stored column, -1 to leave it out; None if they do not change.
+        """
+        values = self.values
+        if len(values.shape) > 1:
+            return values.reads_of_rows(rows, destinations, dtype, column_map=column_map)
+        ranges = rows * self.n_columns, self.lengths_of(rows)
+        return values.reads_of_ranges(*ranges, destinations, dtype, column_map=column_map)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RaggedChunks:
+    """Ragged rows, concatenated in a chunked array.
+
+    Parameters
+    ----------
+    indptr
+        Start of each row, and end of the last; ascending, int64, shape (n_rows + 1,).
+    values
+        Values of all rows, one-dimensional.
+    """
+
+    layout: ClassVar[Layout] = "ragged"
+    indptr: NDArray[np.int64]
+    values: ChunkedArray
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Native dtype of the values."""
+        return self.values.dtype
+
+    def lengths_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of values in each of these rows, int64, shape (n,)."""
+        return self.indptr[rows + 1] - self.indptr[rows]
+
+    def reads(
+        self, rows: NDArray[np.int64], destinations: NDArray[np.int64], dtype: np.dtype[Any]
+    ) -> ChunkReads:
+        """Return the reads of ascending rows; see `DenseChunks`."""
+        lengths = self.lengths_of(rows)
+        return self.values.reads_of_ranges(self.indptr[rows], lengths, destinations, dtype)
+
+
+Chunks = SparseChunks | DenseChunks | RaggedChunks | RowRanges
+"""Rows that cellfeed decodes."""

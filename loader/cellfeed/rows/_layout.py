@@ -1,0 +1,342 @@
+"""The layout of rows in memory: groups of rows, and the destination of each row.
+
+A group is the memory of rows that are delivered together, such as a minibatch. Destinations depend
+only on the lengths of rows and the order of delivery, so they are computed without allocating
+memory or reading.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._lazy import sp
+from cellfeed.bytes._buffers import Buffer, bind, destination
+from cellfeed.decode import RowGroup, kernels, place_elements
+from cellfeed.rows._arrays import CsrRows, Layout, RaggedRows, summable
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTarget:
+    """Destinations of rows.
+
+    ``target[first:stop]`` or ``target[numbers]`` are the destinations of some of the rows.
+
+    Parameters
+    ----------
+    lengths
+        Number of elements in each row, int64, shape (n_rows,).
+    destinations
+        Start of each row in each array, of int64 arrays of shape (n_rows,): destinations, or
+        addresses once the target is bound. Sparse rows have two arrays, of column indices and of
+        values; other rows have one, of values.
+    dtypes
+        Dtype of each array; that of column indices is int32 or int64.
+    """
+
+    lengths: NDArray[np.int64]
+    destinations: Sequence[NDArray[np.int64]]
+    dtypes: Sequence[np.dtype[Any]]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the values."""
+        return self.dtypes[-1]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, rows: slice | NDArray[np.intp]) -> RowTarget:
+        own = [each[rows] for each in self.destinations]
+        return replace(self, lengths=self.lengths[rows], destinations=own)
+
+    def bound(self, bases: NDArray[np.int64]) -> RowTarget:
+        """Return the same target in memory whose groups begin at ``bases``."""
+        return replace(self, destinations=[bind(each, bases) for each in self.destinations])
+
+    def put(self, rows: Any, column_map: NDArray[np.int32] | None = None) -> bool:
+        """Place all rows; the target must be bound.
+
+        Parameters
+        ----------
+        rows
+            `CsrRows` or `RaggedRows` of the stated lengths, or an array of shape (n_rows,
+            n_columns) or with more dimensions; of any numeric dtype, cast as by NumPy. Dense rows
+            may be shorter than stated.
+        column_map
+            New index of each column; None if they do not change. Columns of sparse rows must not be
+            left out; those of dense rows are where it is -1, and columns without a source are zero.
+
+        Returns
+        -------
+        Whether the columns of each row ascend strictly.
+
+        Raises
+        ------
+        ValueError
+            A column index is out of bounds, or the sizes differ from the stated ones.
+        """
+        ascending, lengths = True, self.lengths
+        starts = np.cumsum(lengths) - lengths
+        if isinstance(rows, CsrRows):
+            values = rows.data
+            self._check_lengths(np.diff(rows.indptr))
+            ascending = place_elements(
+                rows.indices,
+                starts,
+                lengths,
+                self.destinations[0],
+                self.dtypes[0],
+                index_limit=rows.n_vars,
+                column_map=column_map,
+            )
+        elif isinstance(rows, RaggedRows):
+            values = rows.values
+            self._check_lengths(rows.lengths)
+        else:
+            values = self._of_columns(rows, column_map)
+            lengths = np.full(len(self), values.shape[1], np.int64)
+            starts, values = np.cumsum(lengths) - lengths, values.reshape(-1)
+        place_elements(values, starts, lengths, self.destinations[-1], self.dtype)
+        return ascending
+
+    def check_columns(self, indices: NDArray[Any], n_columns: int) -> bool:
+        """Check column indices that are where they belong, row after row; see `put`."""
+        starts, addresses = np.cumsum(self.lengths) - self.lengths, self.destinations[0]
+        return place_elements(
+            indices, starts, self.lengths, addresses, indices.dtype, index_limit=n_columns
+        )
+
+    def _check_lengths(self, lengths: NDArray[Any]) -> None:
+        if not np.array_equal(lengths, self.lengths):
+            raise ValueError("the lengths of rows differ from the stated ones")
+
+    def _of_columns(self, rows: NDArray[Any], column_map: NDArray[np.int32] | None) -> NDArray[Any]:
+        """Return dense rows with the columns of the collection, in two dimensions."""
+        rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
+        n_columns = int(self.lengths[0]) if len(self) else rows.shape[1]
+        if column_map is not None:
+            are_selected = column_map >= 0
+            joined = np.zeros((len(rows), n_columns), rows.dtype)
+            joined[:, column_map[are_selected]] = rows[:, are_selected]
+            rows = joined
+        if len(rows) != len(self) or rows.shape[1] > n_columns:
+            msg = f"expected rows of shape {(len(self), n_columns)}, but got {rows.shape}"
+            raise ValueError(msg)
+        return rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundRows:
+    """Sparse rows with known lengths, whose elements are decoded to their destinations.
+
+    Parameters
+    ----------
+    lengths
+        Number of elements of each row, int64, shape (n_rows,).
+    put
+        Writes all rows to a target, which is bound; returns whether the columns of each row ascend
+        strictly. It may be called again.
+    """
+
+    lengths: NDArray[np.int64]
+    put: Callable[[RowTarget], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The memory of rows that are delivered together.
+
+    Sparse rows are column indices, followed by values; dense rows are in C order; ragged rows are
+    concatenated.
+
+    Parameters
+    ----------
+    layout
+        Layout of the rows.
+    pointers
+        Start of each row among the elements, and end of the last, shape (n_rows + 1,); int32, or
+        int64 if needed, if rows are sparse.
+    row_shape
+        Shape of a row: the number of columns, or several numbers; ``()`` if rows are ragged.
+    dtype
+        Dtype of the values.
+    data_start
+        Start of the values in bytes.
+    """
+
+    layout: Layout
+    pointers: NDArray[Any]
+    row_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    data_start: int = 0
+
+    @staticmethod
+    def dense(n_rows: int, n_columns: int, dtype: np.dtype[Any]) -> Group:
+        """Return a group of dense rows."""
+        pointers = np.arange(n_rows + 1) * n_columns
+        return Group(layout="dense", pointers=pointers, row_shape=(n_columns,), dtype=dtype)
+
+    @property
+    def n_elements(self) -> int:
+        """Number of elements."""
+        return int(self.pointers[-1])
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the memory in bytes."""
+        return self.data_start + self.n_elements * self.dtype.itemsize
+
+    def over(self, buffer: Buffer, *, distinct: bool = True) -> Any:
+        """Return the rows in memory: `CsrRows`, `RaggedRows` or an array.
+
+        Parameters
+        ----------
+        buffer
+            Memory of at least `n_bytes`.
+        distinct
+            Whether the columns of each sparse row, which ascend, are distinct. If not, duplicates
+            are summed.
+        """
+        values = buffer.array(self.dtype, self.n_elements, start=self.data_start)
+        if self.layout == "dense":
+            return values.reshape(len(self.pointers) - 1, *self.row_shape)
+        if self.layout == "ragged":
+            return RaggedRows(self.pointers, values)
+        indices = buffer.array(self.pointers.dtype, self.n_elements)
+        rows = CsrRows(self.pointers, indices, values, self.row_shape[0])
+        return rows if distinct else _summed(rows)
+
+    def sort(self, buffer: Buffer) -> bool:
+        """Sort the columns of each sparse row, as torch requires.
+
+        Parameters
+        ----------
+        buffer
+            Memory of the rows.
+
+        Returns
+        -------
+        Whether the columns of each row are distinct; if not, see `over`.
+        """
+        if self.layout != "csr":
+            return True
+        if self.row_shape[0] > np.iinfo(np.int32).max:
+            return False  # left to SciPy
+        rows = self.over(buffer)
+        values = buffer.array(np.dtype(np.uint8), rows.data.nbytes, start=self.data_start)
+        return bool(kernels.sort_rows(rows.indptr, rows.indices, values, rows.data.itemsize))
+
+    def located(self, buffer: Buffer) -> RowGroup:
+        """Return the addresses of sparse or dense rows in memory."""
+        n_rows, values = len(self.pointers) - 1, buffer.address + self.data_start
+        if self.layout == "dense":
+            return RowGroup(n_rows, values, row_length=math.prod(self.row_shape))
+        return RowGroup(
+            n_rows,
+            values,
+            columns=buffer.address,
+            pointers=self.pointers.ctypes.data,
+            index_itemsize=self.pointers.itemsize,
+        )
+
+
+def _summed(rows: CsrRows) -> CsrRows:
+    values = rows.data.astype(summable(rows.data.dtype), copy=False)
+    matrix = sp.csr_array((values, rows.indices, rows.indptr), shape=rows.shape)
+    matrix.sum_duplicates()
+    summed = matrix.data.astype(rows.data.dtype, copy=False)
+    return CsrRows(matrix.indptr, matrix.indices, summed, rows.n_vars)
+
+
+# Sources, targets and sizes in bytes of rows that are copied, int64 arrays of one shape.
+Copies = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
+def lay_out(
+    layout: Layout,
+    lengths: NDArray[np.int64],
+    order: NDArray[np.intp],
+    bounds: NDArray[np.int64],
+    *,
+    row_shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    first_number: int = 0,
+) -> tuple[Sequence[Group], RowTarget, Sequence[Copies]]:
+    """Lay out rows in groups.
+
+    Parameters
+    ----------
+    layout
+        Layout of the rows.
+    lengths
+        Number of elements in each distinct row, int64, shape (n_distinct,).
+    order
+        The row that is delivered at each position, shape (n_delivered,); each at least once.
+    bounds
+        Positions where groups begin and end, ascending, shape (n_groups + 1,).
+    row_shape, dtype
+        Shape of a row, see `Group`, and dtype of the values.
+    first_number
+        Number of the first group among all groups of the fetch.
+
+    Returns
+    -------
+    The groups; the destinations of the distinct rows; and the copies to make afterwards, of rows
+    that are delivered again, which are read once.
+    """
+    ends = np.concatenate([[0], np.cumsum(lengths[order])])
+    sizes = np.diff(ends[bounds])
+    numbers = np.repeat(np.arange(sizes.size), np.diff(bounds))
+    elements = ends[:-1] - ends[bounds[:-1]][numbers]
+    groups_of_rows = numbers + first_number
+    dtypes, destinations = [dtype], list[NDArray[np.int64]]()
+    index_dtype: np.dtype[Any] = np.dtype(np.int64)
+    data_starts = np.zeros_like(sizes)
+    if layout == "csr":
+        # SciPy and torch want one dtype for both; int32 halves the memory while it suffices.
+        most = max(sizes.max(initial=0), row_shape[0])
+        index_dtype = np.dtype(np.int32 if most <= np.iinfo(np.int32).max else np.int64)
+        data_starts = -(-sizes * index_dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        dtypes.insert(0, index_dtype)
+        destinations.append(destination(groups_of_rows, elements * index_dtype.itemsize))
+    destinations.append(
+        destination(groups_of_rows, data_starts[numbers] + elements * dtype.itemsize)
+    )
+    # Row pointers of all groups, concatenated; each group has one extra entry.
+    pointers = np.empty(elements.size + sizes.size, index_dtype)
+    pointers[np.arange(elements.size) + numbers] = elements
+    pointers[bounds[1:] + np.arange(sizes.size)] = sizes
+    firsts = (bounds + np.arange(bounds.size)).tolist()
+    groups = [
+        Group(
+            layout=layout,
+            pointers=pointers[first:stop],
+            row_shape=row_shape,
+            dtype=dtype,
+            data_start=data_start,
+        )
+        for (first, stop), data_start in zip(pairwise(firsts), data_starts.tolist(), strict=True)
+    ]
+    # Where each distinct row is delivered first, and where all others are delivered.
+    first = np.empty(lengths.size, np.intp)
+    first[order[::-1]] = np.arange(order.size)[::-1]
+    is_again = np.ones(order.size, np.bool_)
+    is_again[first] = False
+    again = np.flatnonzero(is_again)
+    target = RowTarget(
+        lengths=lengths, destinations=[each[first] for each in destinations], dtypes=dtypes
+    )
+    copies = [
+        (each[first[order[again]]], each[again], lengths[order[again]] * of_array.itemsize)
+        for each, of_array in zip(destinations, dtypes, strict=True)
+    ]
+    return groups, target, copies

@@ -1,0 +1,287 @@
+"""An HDF5 file of AnnData, local or remote: its arrays, and the locations of their chunks."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from cellfeed import decode
+from cellfeed._errors import FormatError
+from cellfeed._lazy import pd
+from cellfeed.bytes import ByteStore, LastingIdentity, Location
+from cellfeed.bytes._tables import CachedTables, Computed, FileRecord, Tables
+from cellfeed.sources._anndata._file import AnnDataFile
+
+_DEEPEST = 8  # groups in a table
+_UNOPENED = OSError, RuntimeError, ValueError  # of a link that leads to itself, for example
+_MOST_LINKS = 16  # that HDF5 follows, too
+
+
+class H5File(AnnDataFile):
+    """A read-only HDF5 file; calling it returns the open `h5py.File`.
+
+    Raises
+    ------
+    PathError
+        When it is called: there is no such file, or it may not be read.
+    FormatError
+        The file is truncated, is not HDF5, or was replaced since it was first opened.
+    """
+
+    library = "h5py"
+
+    def __init__(self, location: Location) -> None:
+        super().__init__(location)
+        self._examined = set[str]()  # elements whose other files are watched by this process
+        self._record = FileRecord(self.lasting_name)
+        # Elements that one computation asks for several times. Later, they are closed: HDF5 keeps
+        # the last chunks of those that are open.
+        self._held: dict[str, Any] | None = None
+
+    def _open(self) -> h5py.File:
+        self._examined.clear()
+        return self._open_file()
+
+    @abstractmethod
+    def _open_file(self) -> h5py.File:
+        """Open the file."""
+
+    @property
+    @abstractmethod
+    def lasting_name(self) -> str:
+        """Key under which tables of the file are cached."""
+
+    @property
+    @abstractmethod
+    def byte_store(self) -> ByteStore:
+        """The byte store of chunks."""
+
+    @abstractmethod
+    def read_oldest_frame(self, name: str) -> pd.DataFrame:
+        """Read ``obs``, ``var`` or ``raw/var`` in the format of anndata before 0.7."""
+
+    def stored(self, name: str) -> Any:
+        """See `AnnDataFile`; it may lie in another file."""
+        held = self._held
+        if held is not None and name in held:
+            return held[name]
+        file = self()
+        link = None if name in self._examined else external_link(file, name)
+        path = None if link is None else self._follow(link, name)
+        try:
+            found = file[name]
+        except (KeyError, *_UNOPENED):
+            broken = broken_link(file, name)
+            if broken is None:
+                raise
+            of = f" of {broken.filename!r}" if isinstance(broken, h5py.ExternalLink) else ""
+            msg = f"{self.location}: `{name}` is a link to `{broken.path}`{of}, which cannot be"
+            raise FormatError(f"{msg} opened; put back what it leads to") from None
+        if name not in self._examined:
+            self._examine(found, name, path)
+            self._examined.add(name)
+        if held is not None:
+            held[name] = found
+        return found
+
+    def are_same(self, name: str, other: str) -> bool:
+        """Return whether two arrays are one object of HDF5."""
+        return bool(self.stored(name) == self.stored(other))
+
+    @abstractmethod
+    def _follow(self, link: h5py.ExternalLink, name: str) -> Path | None:
+        """Return the file to which the link of an element leads, before HDF5 opens that.
+
+        None if it is nowhere.
+
+        Raises
+        ------
+        FormatError
+            HDF5 must not open what is there.
+        """
+
+    @abstractmethod
+    def _examine(self, found: Any, name: str, path: Path | None) -> None:
+        """Watch the other files that an array or group lies in or takes its values from.
+
+        Parameters
+        ----------
+        found, name
+            The array or group, and its path.
+        path
+            The file in which it lies, as `_follow` returned it; None for this one.
+
+        Raises
+        ------
+        FormatError
+            It cannot be read from there.
+        """
+
+    def read(self, name: str) -> Any:
+        """Return an element as anndata reads it."""
+        self.prefetch([name])
+        self._examine_all(name)
+        return super().read(name)
+
+    def _examine_all(self, name: str, depth: int = 0) -> None:
+        found = self.stored(name)
+        if isinstance(found, h5py.Group):
+            if depth == _DEEPEST:
+                msg = f"{self.location}: `{name}` is nested too deeply; write the file again"
+                raise FormatError(msg)
+            for each in found:
+                self._examine_all(f"{name}/{each}", depth + 1)
+
+    def stored_bytes(self, name: str) -> int | None:
+        """Return the size of an array's elements in the file, in bytes; None in other files."""
+        stored = self.stored(name)
+        if stored.is_virtual or stored.external:
+            return None
+        return min(int(stored.id.get_storage_size()), int(stored.file.id.get_filesize()))
+
+    def n_absent(self, name: str) -> int:
+        """Return how many chunks of an array were never written."""
+        return absent_chunks(self.stored(name))
+
+    def codec(self, name: str) -> str:
+        """Return the compression of an array, such as "gzip 4" or "none"."""
+        return decode.hdf5_codec(self.stored(name))
+
+    def has_checksums(self, name: str) -> bool:
+        """Return whether each chunk of an array has a checksum."""
+        return decode.hdf5_has_checksums(self.stored(name))
+
+    def slow_read(self, name: str) -> decode.SlowRead | None:
+        """Return why only HDF5 can read an array; None if cellfeed can."""
+        return decode.hdf5_slow_read(self.stored(name))
+
+    def n_lost(self, name: str) -> int:
+        """Return how many chunks of an array were never written; 0 if they are not zeros."""
+        return lost_chunks(self.stored(name))
+
+    def chunked_array(self, name: str, *, lost_is_zero: bool) -> decode.ChunkedArray | None:
+        """Return a chunked array; None if `slow_read` gives a reason."""
+        tables = self.recorded(f"chunks of {name}", lambda: self._tables_of(name))
+        if tables is None:
+            return None
+        file = self._where(name)[0] if self.linked_files else self
+        return decode.hdf5_array(tables, name, file.byte_store, lost_is_zero=lost_is_zero)
+
+    def _tables_of(self, name: str) -> Tables | None:
+        return decode.hdf5_tables(self.stored(name), lambda: self.table_cache(name))
+
+    def recorded(self, what: str, compute: Callable[[], Computed]) -> Computed | Tables:
+        """Return what is recorded of the file, which then need not be opened; see `AnnDataFile`.
+
+        Nothing is recorded of files with links into others, which have identities of their own.
+        """
+        self._held = {}
+        try:
+            return self._record.get(what, compute, self._own_identity)
+        finally:
+            self._held = None
+
+    def _own_identity(self) -> LastingIdentity | None:
+        return None if self.linked_files else self.identity()
+
+    def table_cache(self, name: str) -> CachedTables:
+        """Return the cache for tables of an array between openings.
+
+        Nothing is cached of values that lie in several files, only one of which is identified.
+        """
+        file, key = self._where(name)
+        return CachedTables(
+            file.lasting_name, key, file.identity if self._is_in_one_file(name) else lambda: None
+        )
+
+    def _is_in_one_file(self, name: str) -> bool:
+        found = self.stored(name)
+        if isinstance(found, h5py.Dataset):
+            return not (found.is_virtual or found.external)
+        members = [f"{name}/{each}" for each in found]
+        return all(
+            self._where(each)[0] is self._where(name)[0] and self._is_in_one_file(each)
+            for each in members
+        )
+
+    def _where(self, name: str) -> tuple[H5File, str]:
+        """Return the file in which an array lies, and what identifies it there."""
+        return self, name
+
+    def _read_old_frame(self, name: str) -> pd.DataFrame:
+        self._examine_all(name)
+        # MuData came when anndata wrote tables as groups.
+        return super()._read_old_frame(name) if "mod" in self() else self.read_oldest_frame(name)
+
+    def location_of(self, file: int) -> Location:  # noqa: ARG002 - there is one
+        """Return the location of the file."""
+        return self.location
+
+    def watch(self, names: Sequence[str]) -> None:
+        """Check that these arrays are possible; the file that contains them is watched."""
+        for name in names:
+            stored = self.stored(name)
+            if stored.chunks is not None:
+                decode.check_grid(stored.shape, stored.chunks, stored.dtype.itemsize)
+
+
+def lost_chunks(dataset: h5py.Dataset) -> int:
+    """Return how many chunks of an array were never written; 0 if they are not zeros."""
+    return 0 if dataset.fillvalue != 0 else absent_chunks(dataset)
+
+
+def absent_chunks(dataset: h5py.Dataset) -> int:
+    """Return how many chunks of an array were never written."""
+    if dataset.chunks is None or not dataset.size:
+        return 0
+    n_chunks = math.prod(decode.chunk_grid(dataset.shape, dataset.chunks))
+    return n_chunks - int(dataset.id.get_num_chunks())
+
+
+def broken_link(group: h5py.Group, name: str) -> h5py.ExternalLink | h5py.SoftLink | None:
+    """Return the first link of a path that leads to nothing; None if the path just ends."""
+    for part in filter(None, name.split("/")):
+        if not isinstance(group, h5py.Group):
+            return None
+        link = group.get(part, getlink=True)
+        try:
+            group = group[part]
+        except (KeyError, *_UNOPENED):
+            return None if isinstance(link, h5py.HardLink) else link
+    return None
+
+
+def external_link(group: h5py.Group, name: str, depth: int = 0) -> h5py.ExternalLink | None:
+    """Return the first link of a path into another file, with the rest of the path there.
+
+    None if all of it is in this one.
+    """
+    parts = [part for part in name.split("/") if part]
+    for k in range(len(parts)):
+        try:
+            link = group.get("/".join(parts[: k + 1]), getlink=True)
+        except _UNOPENED:
+            return None
+        rest = parts[k + 1 :]
+        if isinstance(link, h5py.ExternalLink):
+            return h5py.ExternalLink(link.filename, "/".join([link.path, *rest]))
+        if isinstance(link, h5py.SoftLink) and depth < _MOST_LINKS:
+            parent = group["/".join(parts[:k])] if k else group
+            start = group.file if link.path.startswith("/") else parent
+            return external_link(start, "/".join([link.path, *rest]), depth + 1)
+    return None
+
+
+def own_members(group: Any) -> dict[str, Any]:
+    """Return the arrays and groups in a group of HDF5 or zarr, without those in other files."""
+    if isinstance(group, h5py.Group):
+        names = [name for name in group if external_link(group, name) is None]
+    else:
+        names = list(group)
+    found = {name: group.get(name) for name in names}
+    return {name: each for name, each in found.items() if each is not None}

@@ -1,0 +1,562 @@
+"""Stored AnnData and MuData: opening a file, and each of its elements with the class that reads it.
+
+MuData's format: https://mudata.readthedocs.io/en/latest/notebooks/quickstart_mudata.html
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import combinations
+from pathlib import Path
+from typing import Any, cast
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import FormatError
+from cellfeed._lazy import pd
+from cellfeed.bytes import SCHEMES, Location, has_suffix
+from cellfeed.bytes._tables import Tables, pack, unpack
+from cellfeed.rows import ObsColumn
+from cellfeed.sources._anndata import _annotations as frames
+from cellfeed.sources._anndata._damage import damage_named, other_format_of
+from cellfeed.sources._anndata._file import AnnDataFile, FileSource, is_group, text, texts
+from cellfeed.sources._anndata._h5file import H5File
+from cellfeed.sources._anndata._local_h5file import LocalH5File
+from cellfeed.sources._anndata._matrix import (
+    StoredCsc,
+    StoredCsr,
+    StoredDense,
+    StoredFrame,
+    StoredMatrix,
+    rows_of_frame,
+)
+from cellfeed.sources._anndata._remote_h5file import RemoteH5File
+from cellfeed.sources._anndata._sizes import check_sizes, table_length
+from cellfeed.sources._anndata._zarr import (
+    LocalZarrStore,
+    RemoteZarrStore,
+    anndata_groups,
+    is_zarr,
+    metadata_of,
+)
+from cellfeed.sources._registry import Storage
+from cellfeed.sources._source import Source, StoredElement
+
+
+class AnnDataSource(FileSource):
+    """Elements of an AnnData file or store, with its obs.
+
+    Parameters
+    ----------
+    file
+        The file or store.
+    elements
+        The elements, at least one.
+    """
+
+    def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
+        super().__init__(file)
+        self._obs_rows = frames.ObsRows(file)
+        self._frames = dict[str, tuple[frames.ObsRows, NDArray[np.int64] | None]]()
+        self.elements = dict(elements)
+
+    def obs_names(self) -> tuple[str, ...]:
+        """Return the names of the obs columns."""
+
+        def names() -> Tables:
+            with damage_named(self._file.location, "obs"):
+                return pack(frames.obs_names(self._file))
+
+        return tuple(unpack(self._file.recorded("obs", names)))
+
+    def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
+        """Read rows of obs columns, indexed by the names of the cells."""
+        with self._unchanged():
+            return self._obs_rows.read(columns, rows)
+
+    def read_var(self) -> pd.DataFrame:
+        """Read the table of genes."""
+        return self.read_table("var")
+
+    def stored_elements(self) -> dict[str, str]:
+        """Return the encoding of each element in the file, also of those that were not opened.
+
+        Returns
+        -------
+        "dense", "csr", "csc", "dataframe" or another encoding of anndata, by name of the element.
+        """
+        with damage_named(self._file.location, "X"):
+            root = self._file()
+            if not is_mudata(root):
+                return _encodings(self._file)
+            found = dict[str, str]()
+            for modality in modalities(root):
+                within = f"mod/{modality}/"
+                of_modality = _encodings(self._file, within)
+                found |= {within + name: encoding for name, encoding in of_modality.items()}
+            return found | _encodings(self._file)
+
+    def modalities(self) -> tuple[str, ...]:
+        """Return the names of the modalities; none in AnnData."""
+        return modalities(self._file()) if is_mudata(self._file()) else ()
+
+    def read_stored(self, name: str) -> Any:
+        """Return anything in the file as anndata reads it, such as ``uns``; None if absent."""
+        with damage_named(self._file.location, name):
+            if _lacks(self._file, name):
+                return None
+            check_sizes(self._file, name)
+            return self._file.read(name)
+
+    def read_table(self, name: str) -> pd.DataFrame:
+        """Read a table of genes, such as ``raw/var``."""
+        with damage_named(self._file.location, name):
+            return frames.read_var(self._file, name)
+
+    def frame_columns(self, name: str) -> tuple[str, ...]:
+        """Return the names of the columns of a data frame in ``obsm``."""
+        with damage_named(self._file.location, name):
+            return frames.obs_names(self._file, name)
+
+    def read_frame_rows(
+        self, name: str, columns: Sequence[str], rows: NDArray[np.int64]
+    ) -> pd.DataFrame:
+        """Read columns of a data frame in ``obsm``, of any dtype, for ascending rows of cells."""
+        if name not in self._frames:
+            within = name[: name.rindex("obsm/")]
+            with damage_named(self._file.location, name):
+                order = rows_of_frame(self._file, name, f"{within}obs")
+                if within:
+                    of_modality = rows_of_cells(self._file, within.split("/")[1])
+                    if of_modality is not None:
+                        order = of_modality if order is None else order[of_modality]
+            self._frames[name] = frames.ObsRows(self._file, name), order
+        frame, order = self._frames[name]
+        if order is None:
+            return frame.read(columns, rows)
+        stored, places = np.unique(order[rows], return_inverse=True)
+        return frame.read(columns, stored).iloc[places]
+
+    def plain_obs(self, columns: Sequence[str]) -> Mapping[str, ObsColumn]:
+        """Return those obs columns that can be read without pandas."""
+        with self._unchanged(), damage_named(self._file.location, "obs"):
+            return frames.plain_obs(self._file, columns)
+
+    def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
+        """Read obs columns, and nothing else."""
+        with self._unchanged(), damage_named(self._file.location, "obs"):
+            return frames.read_obs(self._file, columns)
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Check that the file has not changed once it is read, also where it seems damaged."""
+        try:
+            yield
+        except FormatError:
+            self._file.check_unchanged()
+            raise
+        self._file.check_unchanged()
+
+
+class MuDataSource(AnnDataSource):
+    """Elements of a MuData file or store, with obs of all cells and of modalities.
+
+    Columns of a modality's obs have names such as ``"rna:plate"``, as in mudata, unless the
+    table of all cells has a column of that name.
+
+    Parameters
+    ----------
+    file, elements
+        See `AnnDataSource`; rows are the cells of the file, in order.
+    """
+
+    def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
+        super().__init__(file, elements)
+        with damage_named(self._file.location, "obs"):
+            self._n_rows = table_length(file, "obs")
+
+    @property
+    def n_rows(self) -> int:
+        """Number of cells in all modalities together."""
+        return self._n_rows
+
+    def obs_names(self) -> tuple[str, ...]:
+        """Return the names of the obs columns."""
+        own = super().obs_names()
+        return (*own, *(name for name in self._columns_of_modalities() if name not in own))
+
+    def plain_obs(self, columns: Sequence[str]) -> Mapping[str, ObsColumn]:  # noqa: ARG002
+        """Return no columns: those of modalities are aligned with pandas."""
+        return {}
+
+    def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
+        """Read obs columns; values are missing for cells that a modality lacks."""
+        own, others = super().obs_names(), self._columns_of_modalities()
+        table = super().read_obs([name for name in columns if name in own])
+        series = {name: table[name] for name in table}
+        rows = dict[str, NDArray[np.int64]]()
+        for name in columns:
+            if name not in own:
+                modality, column = others[name]
+                if modality not in rows:
+                    rows[modality] = _row_map(self._file, modality)
+                series[name] = self._of_all_cells(modality, column, rows[modality])
+        return pd.DataFrame({name: series[name] for name in columns})
+
+    def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
+        """Read rows of obs columns, indexed by the names of the cells."""
+        own = super().obs_names()
+        table = super().read_obs_rows([name for name in columns if name in own], rows)
+        for name in columns:
+            if name not in own:
+                table[name] = self.read_obs([name])[name].array[rows]
+        return table[list(columns)]
+
+    def _columns_of_modalities(self) -> dict[str, tuple[str, str]]:
+        """Return modality and column, by the name of the column in the collection."""
+        found = dict[str, tuple[str, str]]()
+        for modality in modalities(self._file()):
+            with damage_named(self._file.location, f"mod/{modality}/obs"):
+                for column in frames.obs_names(self._file, f"mod/{modality}/obs"):
+                    found[f"{modality}:{column}"] = modality, column
+        return found
+
+    def _of_all_cells(self, modality: str, column: str, rows: NDArray[np.int64]) -> pd.Series[Any]:
+        table = f"mod/{modality}/obs"
+        with damage_named(self._file.location, table):
+            values = frames.read_obs(self._file, [column], table)[column]
+        values = values.reset_index(drop=True)
+        if (rows < 0).any():  # integers and booleans have no value that is missing
+            if pd.api.types.is_bool_dtype(values.dtype):
+                values = values.astype("category")
+            elif pd.api.types.is_integer_dtype(values.dtype):
+                values = values.convert_dtypes()
+        return values.reindex(rows).reset_index(drop=True)
+
+
+def is_mudata(root: Any) -> bool:
+    """Return whether a file or store contains MuData, not AnnData."""
+    return "mod" in root
+
+
+def modalities(root: Any) -> tuple[str, ...]:
+    """Return the names of the modalities, in mudata's order."""
+    names = sorted(root["mod"])
+    order = texts(root["mod"], "mod-order")
+    return order if sorted(order) == names else tuple(names)
+
+
+def rows_of_cells(file: AnnDataFile, modality: str) -> NDArray[np.int64] | None:
+    """Return the row of each cell of a file in a modality, which must have all cells.
+
+    Parameters
+    ----------
+    file, modality
+        A MuData file, and one of its `modalities`.
+
+    Returns
+    -------
+    int64, shape (n_cells,); None if rows are stored in the order of the cells.
+
+    Raises
+    ------
+    FormatError
+        The modality lacks cells, or the file does not map its rows to cells.
+    """
+    rows = _row_map(file, modality)
+    n_lacking = int(np.count_nonzero(rows < 0))
+    if n_lacking:
+        msg = (
+            f"{file.location}: modality {modality!r} lacks {n_lacking:,} of {rows.size:,} "
+            f"cells; write only the cells that it has, `mdata[mdata.obsmap[{modality!r}] > "
+            "0].copy()`, and read that file"
+        )
+        raise FormatError(msg)
+    return None if np.array_equal(rows, np.arange(rows.size)) else rows
+
+
+def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
+    """Return the row of each cell in a modality, -1 for missing cells."""
+    name = f"obsmap/{modality}"
+    with damage_named(file.location, name):
+        if _lacks(file, name):
+            msg = f"{file.location}: has no `{name}`, which maps its rows to cells"
+            raise FormatError(f"{msg}; write the file again with mudata")
+        n_cells = table_length(file, "obs")
+        check_sizes(file, name, n_cells)
+        # mudata counts from 1, and writes 0 where there is none.
+        rows = np.asarray(file.stored(name)[...]).reshape(-1).astype(np.int64) - 1
+        n_rows = table_length(file, f"mod/{modality}/obs")
+    there = rows[rows >= 0]
+    is_one_each = there.size == n_rows and there.max(initial=-1) < n_rows
+    is_one_each = is_one_each and bool((np.bincount(there, minlength=n_rows) == 1).all())
+    if rows.size != n_cells or not is_one_each:
+        msg = f"{file.location}: `{name}` does not map each of {n_rows:,} rows to one of"
+        raise FormatError(f"{msg} {n_cells:,} cells; write the file again with mudata")
+    return rows
+
+
+def open_sources(location: Location, elements: Sequence[str] = ("X",)) -> list[Source]:
+    """Open an ``.h5ad`` file of any version, an ``.h5mu`` file, a zarr store, or ``.h5`` of 10x.
+
+    Parameters
+    ----------
+    location
+        The file, folder or URL.
+    elements
+        Names of the elements: ``X``, ``layers/NAME``, ``raw/X``, ``obsm/NAME``; in MuData these
+        after ``mod/MODALITY/``, or ``obsm/NAME``.
+
+    Returns
+    -------
+    One source, or one for each dataset of a shuffled collection, in the order of their numbers.
+
+    Raises
+    ------
+    PathError
+        There is no such file.
+    FormatError
+        It is truncated or neither AnnData nor MuData, lacks an element or cells of a modality, or
+        stores an element in CSC format.
+    """
+    return [_open_source(file, elements) for file in _files(location)]
+
+
+def open_to_copy(location: Location, elements: Sequence[str]) -> list[FileSource]:
+    """Open sources as `open_sources` does, but matrices that are stored by gene as `StoredCsc`.
+
+    ``elements`` may be empty.
+    """
+    return [_open_source(file, elements, by_gene=True) for file in _files(location)]
+
+
+_TENX = "cellfeed.storages.tenx"
+_HDF5 = (".h5ad", ".h5mu", ".h5", ".hdf5", ".loom", ".h5seurat")  # of URLs
+
+
+def _files(location: Location) -> Sequence[AnnDataFile]:
+    if location.path is None:
+        if has_suffix(location.name, *_HDF5):
+            return [RemoteH5File(location)]
+        return [RemoteZarrStore(group) for group in anndata_groups(location)]
+    metadata = metadata_of(location.path)
+    if metadata is not None:
+        return [LocalZarrStore(group) for group in anndata_groups(location)]
+    return [LocalH5File(location.path, location.options)]
+
+
+def _is_anndata(path: Path) -> bool:
+    if path.is_dir():
+        return is_zarr(path)
+    return has_suffix(path.name, ".h5ad", ".h5mu") or h5py.is_hdf5(path)
+
+
+ANNDATA = Storage(
+    name="AnnData",
+    open=open_sources,
+    schemes=SCHEMES,
+    suffixes=(".h5ad", ".h5mu", ".zarr"),
+    recognizes=_is_anndata,
+    reads_directly=True,
+)
+
+
+_RECORDED: dict[str, type[StoredMatrix]] = {"csr": StoredCsr, "dense": StoredDense}
+
+
+def _open_source(
+    file: AnnDataFile, elements: Sequence[str], *, by_gene: bool = False
+) -> FileSource:
+    opened = list[FileSource]()
+
+    def described() -> Tables | None:
+        opened[:] = [_examine_source(file, elements, by_gene=by_gene)]
+        found = {
+            name: (each.layout, each.described())
+            for name, each in opened[0].elements.items()
+            if type(each) in _RECORDED.values() and isinstance(each, StoredMatrix)
+        }
+        is_plain = type(opened[0]) is AnnDataSource and len(found) == len(elements)
+        return pack(found) if is_plain and all(own for _, own in found.values()) else None
+
+    found = file.recorded(f"elements {list(elements)}{' by gene' if by_gene else ''}", described)
+    if opened or found is None:
+        return opened[0]
+    recorded = unpack(found).items()
+    return AnnDataSource(
+        file, {name: _RECORDED[layout].of_described(file, own) for name, (layout, own) in recorded}
+    )
+
+
+def _examine_source(file: AnnDataFile, elements: Sequence[str], *, by_gene: bool) -> FileSource:
+    path, root = file.location, file()
+    with damage_named(path, next(iter(elements), "X")):
+        if _lacks(file, "obs") or _lacks(file, "var"):
+            if isinstance(file, H5File) and find_spec(_TENX) is not None:
+                tenx: Any = import_module(_TENX)
+                if tenx.matrices(root):
+                    return cast("FileSource", tenx.TenxSource(file))
+            what = other_format_of(root) or (
+                "not an AnnData file, since it has no `obs` or no `var`; write it with anndata"
+            )
+            raise FormatError(f"{path}: is {what}")
+        has_modalities = is_mudata(root) and not _lacks(file, "mod")
+    rows_of = cache(partial(rows_of_cells, file))  # of each modality, which may have many elements
+    opened = dict[str, StoredElement]()
+    for element in elements:
+        with damage_named(path, element):
+            if has_modalities:
+                opened[element] = _open_of_mudata(file, element, rows_of, by_gene=by_gene)
+            elif element.startswith("mod/"):
+                within = element.split("/", 2)[-1]
+                msg = f"{path}: is AnnData, which has no modalities"
+                raise FormatError(f"{msg}; read `{within}`, not `{element}`")
+            else:
+                opened[element] = _open_element(file, element, by_gene=by_gene)
+    sparse = [each for each in opened.values() if isinstance(each, StoredCsr)]
+    for each, before in combinations(reversed(sparse), 2):
+        each.share_indices(before)
+    return MuDataSource(file, opened) if has_modalities else AnnDataSource(file, opened)
+
+
+def _open_of_mudata(
+    file: AnnDataFile,
+    element: str,
+    rows_of: Callable[[str], NDArray[np.int64] | None],
+    *,
+    by_gene: bool,
+) -> StoredElement:
+    """Open an element of MuData with a row for each cell of all modalities."""
+    if element.startswith("obsm/"):
+        return _open_element(file, element, by_gene=by_gene)
+    known = modalities(file())
+    if not element.startswith("mod/"):
+        there = ", ".join(f"`mod/{modality}/{element}`" for modality in known)
+        msg = f"{file.location}: is MuData"
+        raise FormatError(f"{msg}; give the modality of `{element}`, one of: {there or 'none'}")
+    _, modality, within = element.split("/", 2)
+    if modality not in known:
+        there = ", ".join(known) or "none"
+        msg = f"{file.location}: has no modality {modality!r}; its modalities are: {there}"
+        raise FormatError(msg)
+    stored = _open_element(file, within, f"mod/{modality}/", by_gene=by_gene)
+    stored.row_order = rows_of(modality)
+    return stored
+
+
+def _open_element(
+    file: AnnDataFile, name: str, within: str = "", *, by_gene: bool = False
+) -> StoredMatrix:
+    """Open an array of an AnnData object.
+
+    Parameters
+    ----------
+    file, name
+        The file, and the name of the element in the object.
+    within
+        Path of the object in the file, such as ``mod/rna/``.
+    by_gene
+        Whether to open a matrix that is stored by gene.
+    """
+    path = file.location
+    folder = name.partition("/")[0]
+    tables = {"raw": "raw/var", "obsm": None}
+    if name == "raw/X" and not _lacks(file, f"{within}raw.X"):  # anndata before 0.7
+        name, tables["raw"] = "raw.X", "raw.var"
+    var, element = tables.get(folder, "var"), within + name
+    if _lacks(file, element):
+        raise FormatError(f"{path}: has no `{element}`; {_alternatives(file, within, folder)}")
+    stored = file.stored(element)
+    where = file, element, None if var is None else within + var, f"{within}obs"
+    if not is_group(stored):
+        return StoredDense(*where)
+    encoding = _sparse_encoding(stored)
+    if encoding == "csr":
+        return StoredCsr(*where)
+    if encoding == "dataframe" and folder == "obsm":
+        return StoredFrame(file, element, f"{within}obs")
+    if encoding == "csc" and by_gene:
+        return StoredCsc(*where)
+    if encoding == "csc":
+        copy = re.sub(r"\.\w+$", "", path.name) + ".csr.zarr"
+        remedy = f"cellfeed preshuffle --in-order {shlex.quote(path.text)} {shlex.quote(copy)}"
+        msg = (
+            f"{path}: `{element}` is stored by gene (CSC), so reading a cell would require "
+            f"reading the whole file; rewrite it by cell with `{remedy}`"
+        )
+    else:
+        msg = (
+            f"{path}: `{element}` is neither dense nor CSR (encoding {encoding!r}); write it as an "
+            "array or a CSR matrix, with anndata"
+        )
+    raise FormatError(msg)
+
+
+def _lacks(file: AnnDataFile, name: str) -> bool:
+    """Return whether there is no such element; a link that leads to nothing is an error."""
+    try:
+        file.stored(name)
+    except KeyError:
+        return name not in file()
+    return False
+
+
+def _alternatives(file: AnnDataFile, within: str, folder: str) -> str:
+    if folder == "raw":
+        return "read `X` instead, or set `adata.raw` before writing"
+    folder = "obsm" if folder == "obsm" else "layers"
+    there = [] if _lacks(file, within + folder) else sorted(file.stored(within + folder))
+    if folder == "obsm":
+        return f"its obsm has: {', '.join(there) or 'nothing'}"
+    return f"its layers are: {', '.join(there) or 'none'}"
+
+
+def _encodings(file: AnnDataFile, within: str = "") -> dict[str, str]:
+    """Return the encoding of each element of an AnnData object."""
+    is_old = not _lacks(file, f"{within}raw.X")
+    there = [] if _lacks(file, f"{within}X") else ["X"]
+    if is_old or not _lacks(file, f"{within}raw/X"):
+        there.append("raw/X")
+    for folder in ("layers", "obsm"):
+        if not _lacks(file, within + folder):
+            stored = file.stored(within + folder)
+            names = _names_below(stored) if is_group(stored) else stored.dtype.names or ()
+            there += [f"{folder}/{name}" for name in names]
+    found = dict[str, str]()
+    for name in there:
+        path = within + ("raw.X" if is_old and name == "raw/X" else name)
+        stored = None if _lacks(file, path) else file.stored(path)
+        # What is not there is a field of a compound dataset, as anndata wrote obsm before 0.7.
+        is_array = stored is None or not is_group(stored)
+        encoding = "dense" if is_array else _sparse_encoding(stored)
+        if stored is None or text(stored, "encoding-type") != "null":  # None
+            found[name] = encoding
+    return found
+
+
+def _names_below(group: Any) -> Iterator[str]:
+    """Yield the names of elements in a group; those with a slash lie in groups of it."""
+    for name in group:
+        member = group.get(name)
+        if member is None or not is_group(member) or _sparse_encoding(member) != _UNKNOWN:
+            yield name
+        else:
+            yield from (f"{name}/{each}" for each in _names_below(member))
+
+
+_UNKNOWN = "unknown"
+
+
+def _sparse_encoding(group: Any) -> str:
+    """Return "csr", "csc" or another encoding of the group."""
+    encoding = text(group, "encoding-type")
+    encoding = encoding or text(group, "h5sparse_format", _UNKNOWN)  # anndata before 0.7
+    return {"csr_matrix": "csr", "csc_matrix": "csc"}.get(encoding, encoding)

@@ -1,0 +1,410 @@
+"""The registry of storages, which finds the storage that opens a location."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from cellfeed._errors import CellfeedError, FormatError, ParameterError, PathError
+from cellfeed._lazy import pd
+from cellfeed.bytes import SCHEMES, Location, has_suffix
+from cellfeed.sources._source import Source
+
+_ENTRY_POINTS = "cellfeed.sources"
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """A kind of storage, with the locations that it recognizes and the function that opens them.
+
+    A package declares it as an entry point in the group ``cellfeed.sources``, under any name, so
+    that it is available wherever the package is installed::
+
+        [project.entry-points."cellfeed.sources"]
+        soma = "my_package.storage:SOMA"
+
+    Entry points are loaded when no other storage opens a location. The module of the entry point
+    should be quick to import, and import its libraries only when it opens a location.
+
+    Parameters
+    ----------
+    name
+        Name of the storage, such as "TileDB-SOMA".
+    open
+        Called with a location and the names of the elements to read; returns the sources at the
+        location, in the order of their rows, each with exactly these elements. A source that lacks
+        one of them may be returned nevertheless: the caller checks ``Source.elements``.
+    schemes
+        Schemes of the URLs that it opens: ``("soma",)`` for ``soma://...``.
+    suffixes
+        Suffixes of the local files and folders that it opens, in any case: ``(".h5ad",)``.
+    url_suffixes
+        Suffixes of URLs on web servers and in object stores that it opens, also of patterns, whose
+        objects ``open`` lists itself.
+    recognizes
+        Returns whether it opens a path, by its content, in place of ``suffixes``, which then only
+        select entries of a folder.
+    parts
+        Suffixes of what is in a folder of an object store that it opens as a whole.
+    extra
+        The extra of cellfeed that installs the library it needs; empty if it needs none.
+    reads_directly
+        Whether cellfeed reads its chunks from local files, so that pages can be dropped.
+
+    Examples
+    --------
+    >>> from cellfeed.sources import Location, Storage
+    >>> storage = Storage(name="SOMA", open=lambda location, elements: [], schemes=("soma",))
+    >>> storage.opens(Location("soma://host/experiment"))
+    True
+    """
+
+    name: str
+    open: Callable[[Location, Sequence[str]], Sequence[Source]]
+    schemes: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()
+    url_suffixes: tuple[str, ...] = ()
+    recognizes: Callable[[Path], bool] | None = None
+    parts: tuple[str, ...] = ()
+    extra: str = ""
+    reads_directly: bool = False
+
+    def opens(self, location: Location) -> bool:
+        """Return whether it opens a location; a local location must exist."""
+        if location.path is None:
+            is_url = location.scheme in SCHEMES and has_suffix(location.text, *self.url_suffixes)
+            return location.scheme in self.schemes or (is_url and bool(self.url_suffixes))
+        if self.recognizes is not None:
+            return self.recognizes(location.path)
+        return has_suffix(location.path.name, *self.suffixes)
+
+    def __str__(self) -> str:
+        names = [*self.suffixes, *self.url_suffixes, *(f"{each}://" for each in self.schemes)]
+        marks = ", ".join(names)
+        return f"{self.name} ({marks})" if marks else self.name
+
+
+_registered = dict[str, Storage]()
+_STORAGES = "cellfeed.storages"  # whose folders declare the others that cellfeed brings
+
+# First bytes of files that are taken for single-cell data, in lower case.
+_LONGEST = 64
+_WEB_PAGE = "a web page, not the file that it leads to; download that"
+_OTHERS = (
+    (b"version https://git-lfs", "a pointer of Git LFS; get the file with `git lfs pull`"),
+    (b"<!doctype html", _WEB_PAGE),
+    (b"<html", _WEB_PAGE),
+    (b"%%matrixmarket", "a Matrix Market file; read it with `scanpy.read_mtx`, and write .h5ad"),
+    (b"\x1f\x8b", "compressed with gzip; unpack it or, if R wrote it, write .h5ad from R"),
+    (b"bzh", "compressed with bzip2; unpack it"),
+    (b"\xfd7zxz", "compressed with xz; unpack it"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd; unpack it"),
+    (b"pk\x03\x04", "a zip archive; unpack it"),
+    (b"\x93numpy", "an array of NumPy; give `anndata.AnnData(np.load(path))`"),
+    (b"rdx", "of R; write .h5ad from R, for example with zellkonverter or anndataR"),
+)
+
+
+def register(storage: Storage) -> None:
+    """Register a storage, so that `open_collection` opens it in this process.
+
+    Storages that are registered later are tried first; one with the same name is replaced.
+
+    Parameters
+    ----------
+    storage
+        The storage.
+    """
+    _registered.pop(storage.name, None)
+    _registered[storage.name] = storage
+
+
+def built_in() -> tuple[Storage, ...]:
+    """Return the storages of cellfeed, and those registered in this process, in that order."""
+    own = (each for each in _own() if each.name not in _registered)
+    return (*own, *_registered.values())
+
+
+def find_storage(location: Location) -> Storage | None:
+    """Return the storage that opens a location; None if there is none."""
+    return next((storage for storage in _all() if storage.opens(location)), None)
+
+
+def storage_of(location: Location) -> Storage:
+    """Return the storage that opens a location.
+
+    Raises
+    ------
+    PathError
+        No storage is known for such URLs.
+    FormatError
+        No storage is known for such a file or folder.
+    """
+    storage = find_storage(location)
+    if storage is not None:
+        return storage
+    known = "; ".join(map(str, _all()))
+    if location.scheme:
+        msg = f"{location.shown}: no storage opens {location.scheme}://"
+        if location.scheme == "tiledb":
+            raise PathError(f"{msg} as a path; `SomaSource(uri)` opens it")
+        if location.scheme == "file":
+            raise PathError(f"{msg}; give its path")
+        raise PathError(f"{msg}; known are {known}; install the package that adds it")
+    if has_suffix(location.text, *_PACKED):
+        raise FormatError(f"{location}: a compressed file or an archive; unpack it first")
+    other = other_format(location)
+    if other is not None:
+        raise FormatError(f"{location}: is {other}")
+    raise FormatError(f"{location}: no storage opens it; known are {known}; give one of these")
+
+
+def other_format(location: Location) -> str | None:
+    """Return what a file that no storage opens is, by its first bytes, and what to do."""
+    try:
+        with open(location, "rb") as file:  # noqa: PTH123 - of a location
+            begin = file.read(_LONGEST).lstrip()
+    except OSError:
+        return None
+    if not begin:
+        return "empty; copy or download it again"
+    return next((what for mark, what in _OTHERS if begin.lower().startswith(mark)), None)
+
+
+def suffixes() -> dict[str, Storage]:
+    """Return the suffixes that are opened in folders, each with its storage."""
+    return {suffix: storage for storage in reversed([*_all()]) for suffix in storage.suffixes}
+
+
+def open_location(storage: Storage, location: Location, elements: Sequence[str]) -> list[Source]:
+    """Open the sources at a location, each with exactly these elements.
+
+    Raises
+    ------
+    ParameterError
+        Pages shall be dropped, but the storage or the system does not support it.
+    FormatError
+        A source lacks an element, or the storage raises it.
+    """
+    if location.options.uncached and not hasattr(os, "posix_fadvise"):
+        msg = f"{location.shown}: this system cannot drop pages of files; use Linux, or"
+        raise ParameterError(f"{msg} open it without `uncached`")
+    if location.options.uncached and (location.path is None or not storage.reads_directly):
+        whose = "is not local" if location.path is None else f"is {storage.name}"
+        msg = f"{location.shown}: {whose}, but `uncached` is only for local h5ad and zarr"
+        raise ParameterError(f"{msg}; open it without `uncached`")
+    return [select_elements(each, elements) for each in storage.open(location, elements)]
+
+
+def select_elements(source: Source, names: Sequence[str]) -> Source:
+    """Return a source with exactly these elements, in this order; itself if it has no others.
+
+    Raises
+    ------
+    FormatError
+        It lacks an element.
+    """
+    if list(source.elements) == list(names):
+        return source
+    for name in names:
+        if name not in source.elements:
+            there = ", ".join(f"`{each}`" for each in source.elements)
+            listed = f"its elements are: {there}" if there else "it has no elements"
+            raise FormatError(f"{source.location}: has no `{name}`; {listed}")
+    selected = copy(source)
+    selected.elements = {name: source.elements[name] for name in names}
+    return selected
+
+
+def _all() -> Iterator[Storage]:
+    """Yield the storages, in the order in which they are tried; entry points are loaded last."""
+    known = built_in()
+    yield from reversed(known)
+    names = {each.name for each in known}
+    yield from (each for each in _installed() if each.name not in names)
+
+
+@cache
+def _own() -> tuple[Storage, ...]:
+    """Return the storages of cellfeed: AnnData, and what the folders of ``storages`` declare."""
+    names = ["cellfeed.sources._anndata"]
+    if find_spec(_STORAGES) is not None:
+        folders = pkgutil.iter_modules(import_module(_STORAGES).__path__, f"{_STORAGES}.")
+        names += [each.name for each in folders]
+    declared = (vars(import_module(name)).values() for name in names)
+    return tuple(each for found in declared for each in found if isinstance(each, Storage))
+
+
+@cache
+def _installed() -> tuple[Storage, ...]:
+    """Return the storages that installed packages declare."""
+    found = list[Storage]()
+    for entry in entry_points(group=_ENTRY_POINTS):
+        try:
+            storage, wrong = entry.load(), "is not a `cellfeed.sources.Storage`"
+        except Exception as error:  # noqa: BLE001 - whatever the import of a package raises
+            storage, wrong = None, f"cannot be loaded ({error})"
+        if isinstance(storage, Storage):
+            found.append(storage)
+        else:
+            msg = f"the entry point {entry.value!r} of {_ENTRY_POINTS} {wrong}"
+            warnings.warn(f"{msg}; update or remove its package", RuntimeWarning, stacklevel=2)
+    return tuple(found)
+
+
+# Optional libraries that read a storage, installed with an extra.
+
+
+def library(name: str, location: Location, *, what: str, extra: str) -> Any:
+    """Return a module that only some storages need, imported when one of them is opened.
+
+    Parameters
+    ----------
+    name
+        Name of the module.
+    location
+        The location being opened, for the message.
+    what
+        Name of the storage, such as "TileDB-SOMA".
+    extra
+        The extra of cellfeed that installs the library.
+
+    Raises
+    ------
+    FormatError
+        The library is not installed, or cannot be imported.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        msg = f"{location}: reading {what} requires {package}"
+        raise FormatError(f"{msg}; install it: pip install 'cellfeed[{extra}]'") from error
+
+
+@contextmanager
+def failures_named(
+    what: str, remedy: str, kinds: tuple[type[Exception], ...] = (Exception,)
+) -> Iterator[None]:
+    """Convert errors of a library into a `FormatError` of one line.
+
+    Parameters
+    ----------
+    what, remedy
+        What cannot be read, and what to do; between them comes the first line of the error.
+    kinds
+        The errors to convert; by default, all but cellfeed's own.
+    """
+    try:
+        yield
+    except CellfeedError:
+        raise
+    except kinds as error:
+        raise FormatError(f"{what} ({first_line(error)}); {remedy}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    said = str(error).strip().splitlines()
+    return said[0].rstrip(".") if said else type(error).__name__
+
+
+# Arrow tables as data frames of obs; requires pyarrow.
+
+
+def import_arrow(location: Location, extra: str) -> Any:
+    """Return pyarrow, which only some storages need.
+
+    Parameters
+    ----------
+    location
+        The location being opened, for the message.
+    extra
+        The extra of cellfeed that installs pyarrow.
+
+    Raises
+    ------
+    FormatError
+        pyarrow is not installed.
+    """
+    library("pyarrow.parquet", location, what="an Arrow table", extra=extra)
+    return import_module("pyarrow")
+
+
+MISSING = "missing values"  # of a column without a type
+
+
+def values_of(found: Any) -> Any:
+    """Return the type of the values, of a dictionary or not."""
+    return found.value_type if hasattr(found, "index_type") else found
+
+
+def kind(found: Any) -> str:
+    """Return what a type is in obs; empty if it cannot be there."""
+    from pyarrow import types  # noqa: PLC0415 - optional
+
+    values = values_of(found)
+    if types.is_boolean(values):
+        is_known, what = True, "booleans"
+    elif types.is_integer(values) or types.is_floating(values):
+        is_known, what = True, "numbers"
+    else:
+        is_text = types.is_string(values) or types.is_large_string(values)
+        is_known, what = is_text or types.is_string_view(values), "text"
+    if types.is_null(values):
+        return MISSING
+    if not is_known:
+        return ""
+    return f"categories that are {what}" if values is not found and what != "text" else what
+
+
+# Dtypes of pandas whose missing values are NA.
+_NULLABLE = {f"{kind}{bits}" for kind in ("Int", "UInt") for bits in (8, 16, 32, 64)}
+_NULLABLE |= {"Float32", "Float64", "boolean"}
+# Of Arrow's integers that float64 may not represent, the dtypes of pandas with missing values.
+_INTEGERS, _MOST_EXACT = {"int64": "Int64", "uint64": "UInt64"}, 1 << 53
+
+
+def to_frame(table: Any) -> pd.DataFrame:
+    """Return an Arrow table as a data frame, with text as categories.
+
+    Columns that pandas wrote with missing values of its own (NA) have them again, as have integers
+    that would be rounded beside NaN.
+
+    Parameters
+    ----------
+    table
+        A ``pyarrow.Table`` with columns of numbers, booleans, text or dictionaries.
+    """
+    from pyarrow import compute  # noqa: PLC0415 - optional
+
+    frame: pd.DataFrame = table.to_pandas(strings_to_categorical=True, ignore_metadata=True)
+    written = (table.schema.pandas_metadata or {}).get("columns", ())
+    dtypes = {each["field_name"]: each["numpy_type"] for each in written}
+    for name in frame:
+        column = table.column(name)
+        if dtypes.get(name) in _NULLABLE:
+            dtype: Any = pd.api.types.pandas_dtype(dtypes[name])
+            frame[name] = dtype.__from_arrow__(column)
+        elif column.null_count and (found := _INTEGERS.get(str(column.type))):
+            bounds = compute.min_max(column).as_py().values()
+            if any(value is not None and abs(value) > _MOST_EXACT for value in bounds):
+                nullable: Any = pd.api.types.pandas_dtype(found)
+                frame[name] = nullable.__from_arrow__(column)
+        elif str(column.type) == "bool" and column.null_count == len(column):
+            frame[name] = pd.Categorical(frame[name], [False, True])
+        elif str(column.type) == "null":  # no row has a value
+            frame[name] = pd.Categorical(frame[name])
+    return frame

@@ -1,0 +1,725 @@
+"""HuggingFace datasets with a row for each cell, whose genes and values are two lists."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cellfeed._errors import (
+    ColumnError,
+    FormatError,
+    ParameterError,
+    PathError,
+    require_integer,
+    require_list,
+    require_positive,
+)
+from cellfeed._lazy import pd
+from cellfeed._runs import Runs, expand
+from cellfeed.bytes import Location, digest_of, digest_of_array
+from cellfeed.decode import CHUNK_ELEMENTS, Pieces, SlowRead, pieced_array
+from cellfeed.rows import CsrChunks, CsrRows, Layout, RowPieces, summable
+from cellfeed.sources._registry import (
+    Storage,
+    first_line,
+    import_arrow,
+    kind,
+    to_frame,
+)
+from cellfeed.sources._source import (
+    FlatCsr,
+    OpenedPerProcess,
+    Source,
+    StoredElement,
+    WatchedFiles,
+    as_names,
+    files_in,
+)
+
+# Where the rows of a HuggingFace dataset are: in a folder, or in an object of the library.
+
+_EXTRA = "huggingface"
+_STATE, _SPLITS = "state.json", "dataset_dict.json"
+_NO_FILE = -1  # of an empty buffer
+
+Region = tuple[int, int, int, int]  # of memory: begin, end, offset in a file, number of the file
+
+
+def is_saved(path: Path) -> bool:
+    """Return whether `save_to_disk` of a `Dataset` or a `DatasetDict` wrote this folder."""
+    is_dataset = (path / _STATE).is_file() and (path / "dataset_info.json").is_file()
+    return is_dataset or (path / _SPLITS).is_file()
+
+
+class ArrowTable(OpenedPerProcess):
+    """The rows of a dataset; calling it returns all as a `pyarrow.Table`, without `row_order`.
+
+    Parameters
+    ----------
+    given
+        A folder that `Dataset.save_to_disk` wrote, or a `datasets.Dataset`.
+
+    Raises
+    ------
+    PathError
+        There is no such folder.
+    FormatError
+        It is neither.
+    ParameterError
+        The dataset has several splits, is iterable only, or has a row twice.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self.dataset = None if isinstance(given, str | os.PathLike) else given
+        self.row_order: NDArray[np.int64] | None = None
+        self._watched = WatchedFiles()
+        if self.dataset is None:
+            self.location = Location.of(given)
+            self.paths = _saved_files(self.location)
+        else:
+            self.paths = _files_of(given)
+            self.location = Location.of(_folder_of(self.paths))
+            indices = given._indices  # noqa: SLF001 - it has no public name
+            if indices is not None:
+                self.row_order = indices.column(0).to_numpy().astype(np.int64)
+                if np.unique(self.row_order).size != self.row_order.size:
+                    msg = f"{self.location}: the dataset has a row twice"
+                    raise ParameterError(f"{msg}; call its `flatten_indices` first")
+
+    def _open(self) -> Any:
+        return self._mapped()[0] if self.dataset is None else self.dataset.data.table
+
+    def _mapped(self) -> tuple[Any, list[Region]]:
+        """Return all rows of the files, memory-mapped, and where these are in memory."""
+        arrow = import_arrow(self.location, _EXTRA)
+        tables, regions = [], list[Region]()
+        for number, path in enumerate(self.paths):
+            with _damage_named(path):
+                state = path.stat()
+            self._watched.see(path.absolute(), state, path)
+            with _damage_named(path):
+                mapped = arrow.memory_map(str(path))
+                whole = mapped.read_buffer(mapped.size())
+                mapped.seek(0)
+                tables.append(arrow.ipc.open_stream(mapped).read_all())
+            regions.append((whole.address, whole.address + whole.size, 0, number))
+        self.check_unchanged()
+        return arrow.concat_tables(tables), sorted(regions)
+
+    def check_unchanged(self) -> None:
+        """Check that files of a saved dataset are as they were when they were mapped.
+
+        Reading a part that is gone would kill the process.
+        """
+        self._watched.check()
+
+    def list_columns(self, names: tuple[str, str]) -> tuple[Sequence[Path], ListColumns | None]:
+        """Return some files, and where the lists of two columns lie in them.
+
+        None if the lists are not in files.
+        """
+        if self.dataset is None:
+            table, regions = self._mapped()
+            return self.paths, list_columns(self.location, table, regions, names)
+        paths, regions = _mapped_files()
+        return paths, list_columns(self.location, self(), regions, names)
+
+
+def _saved_files(folder: Location) -> list[Path]:
+    path = Path(folder)
+    if (path / _SPLITS).is_file():
+        splits = _listed(
+            folder, _SPLITS, "splits", lambda found: [str(path / each) for each in found["splits"]]
+        )
+        raise ParameterError(f"{folder}: has several splits; give one of: {', '.join(splits)}")
+    if not (path / _STATE).is_file():
+        if not path.is_dir():
+            raise PathError(f"{folder}: there is no such folder; check the path")
+        msg = f"{folder}: has no {_STATE}, which `Dataset.save_to_disk` writes"
+        raise FormatError(f"{msg}; give the folder that it wrote")
+    names = _listed(
+        folder, _STATE, "files", lambda found: [each["filename"] for each in found["_data_files"]]
+    )
+    if not names:
+        raise FormatError(f"{folder}: has no cells; give a folder that has some")
+    return [path / name for name in names]
+
+
+def _listed(folder: Location, name: str, what: str, pick: Callable[[Any], list[str]]) -> list[str]:
+    """Return a list in a JSON file of a folder."""
+    try:
+        return pick(json.loads(Path(folder, name).read_text()))
+    except (ValueError, KeyError, TypeError) as error:
+        msg = f"{folder}: {name} does not list the {what} ({type(error).__name__})"
+        raise FormatError(f"{msg}; copy the folder again") from error
+
+
+def _files_of(dataset: Any) -> list[Path]:
+    if not hasattr(dataset, "cache_files") or not hasattr(dataset, "_indices"):
+        kind = type(dataset).__name__
+        if hasattr(dataset, "keys"):
+            msg = f"a {kind} has several splits; give one of: {', '.join(map(repr, dataset))}"
+        else:
+            article = "an" if kind[0] in "AEIOU" else "a"
+            msg = (
+                f"{article} {kind} cannot be read by row; give a `datasets.Dataset`, or its folder"
+            )
+        raise ParameterError(msg)
+    return [Path(each["filename"]) for each in dataset.cache_files]
+
+
+def _folder_of(paths: Sequence[Path]) -> str:
+    if not paths:
+        return "memory://datasets.Dataset"
+    return os.path.commonpath([path.absolute().parent for path in paths])
+
+
+def _mapped_files() -> tuple[list[Path], list[tuple[int, int, int, int]]]:
+    """Return mapped files, and begin, end, offset and file of each mapped region; Linux only."""
+    paths, regions = dict[str, int](), list[tuple[int, int, int, int]]()
+    maps = Path("/proc/self/maps")
+    for line in maps.read_text().splitlines() if maps.exists() else ():
+        span, _, offset, _, inode, *name = line.split(maxsplit=5)
+        if inode == "0" or not name or not name[0].startswith("/") or name[0].endswith("(deleted)"):
+            continue
+        begin, end = (int(each, 16) for each in span.split("-"))
+        regions.append((begin, end, int(offset, 16), paths.setdefault(name[0], len(paths))))
+    return [Path(name) for name in paths], regions
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise PathError(f"{path}: there is no such file; put it back") from error
+    except (OSError, ValueError) as error:  # the base classes of Arrow's errors
+        msg = f"{path}: is not a complete Arrow stream ({first_line(error)})"
+        raise FormatError(f"{msg}; copy it again") from error
+
+
+# Record batches of Arrow files: where the lists of their rows lie.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ListColumns:
+    """Where the lists of two columns lie in some files; arrays have one row per record batch.
+
+    Parameters
+    ----------
+    files, n_rows
+        File of each record batch, and its number of rows, int64, shape (n_batches,).
+    offsets, values
+        First byte of the offsets, and of the values, of both columns, int64, shape (n_batches, 2).
+    sizes
+        Number of values of both columns, int64, shape (n_batches, 2).
+    offset_dtypes, dtypes
+        Dtypes of offsets and of values of both columns.
+    """
+
+    files: NDArray[np.int64]
+    n_rows: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    values: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    offset_dtypes: tuple[np.dtype[Any], ...]
+    dtypes: tuple[np.dtype[Any], ...]
+
+
+def type_of_lists(arrow: Any, location: Location, schema: Any, name: str) -> Any:
+    """Return the type of a column, which must contain lists of numbers.
+
+    Raises
+    ------
+    FormatError
+        The column has another type.
+    """
+    found = schema.field(name).type
+    is_list = arrow.types.is_list(found) or arrow.types.is_large_list(found)
+    of = found.value_type if is_list else None
+    if of is None or not (arrow.types.is_integer(of) or arrow.types.is_floating(of)):
+        msg = f"{location}: column {name!r} is of type {found}, not a list of numbers"
+        raise FormatError(f"{msg} for each cell; give another column")
+    return found
+
+
+def list_columns(
+    location: Location, table: Any, regions: Sequence[Region], names: tuple[str, str]
+) -> ListColumns | None:
+    """Return where the lists of two columns lie; None if files do not store them uncompressed.
+
+    Parameters
+    ----------
+    location
+        For messages.
+    table
+        A `pyarrow.Table`, all or part of which may be in memory instead of a file.
+    regions
+        Where files are mapped into memory, ascending.
+    names
+        Names of the columns.
+    """
+    arrow = import_arrow(location, _EXTRA)
+    types = [type_of_lists(arrow, location, table.schema, name) for name in names]
+    is_large = [arrow.types.is_large_list(each) for each in types]
+    begins = np.array([region[0] for region in regions], np.int64)
+
+    def place(buffer: Any) -> tuple[int, int] | None:
+        """Return file and first byte of a buffer; `_NO_FILE` if it is empty, None if in no file."""
+        if buffer is None or not buffer.size:
+            return _NO_FILE, 0
+        at = int(np.searchsorted(begins, buffer.address, side="right")) - 1
+        begin, end, offset, file = regions[at] if at >= 0 else (0, 0, 0, 0)
+        is_there = buffer.address + buffer.size <= end
+        return (file, offset + buffer.address - begin) if is_there else None
+
+    found = list[list[int]]()
+    for batch in table.select(names).to_batches():
+        row, files = list[int](), set[int]()
+        for name, large in zip(names, is_large, strict=True):
+            column = batch.column(name)
+            if column.null_count or column.flatten().null_count:
+                raise _no_numbers(location, name)
+            offsets, values = place(column.buffers()[1]), place(column.values.buffers()[1])
+            if offsets is None or values is None:
+                return None
+            row += [offsets[1] + column.offset * (8 if large else 4), values[1], len(column.values)]
+            files |= {offsets[0], values[0]} - {_NO_FILE}
+        if len(files) > 1:
+            return None
+        found.append([next(iter(files), 0), batch.num_rows, *row])
+    if not found:
+        return None
+    places = np.array(found, np.int64)
+    return ListColumns(
+        files=places[:, 0].copy(),
+        n_rows=places[:, 1].copy(),
+        offsets=places[:, [2, 5]],
+        values=places[:, [3, 6]],
+        sizes=places[:, [4, 7]],
+        offset_dtypes=tuple(np.dtype(np.int64 if large else np.int32) for large in is_large),
+        dtypes=tuple(np.dtype(each.value_type.to_pandas_dtype()) for each in types),
+    )
+
+
+def _no_numbers(location: Location, name: str) -> FormatError:
+    msg = f"{location}: column {name!r}: not every cell has a list of numbers"
+    return FormatError(f"{msg}; leave those cells out")
+
+
+_NO_FILE = -1
+_CHECKED_CELLS = 100
+_OTHER_GENE = (
+    "have a gene number that is not a column; give `HuggingFaceSource` a larger "
+    "`n_vars`, or all `gene_ids`"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """The two columns that contain cells, and the mapping from their gene numbers to columns.
+
+    Parameters
+    ----------
+    location
+        For messages.
+    lists
+        Names of the columns with the two lists: genes, and values.
+    n_stored
+        Upper bound of gene numbers, exclusive.
+    names
+        Names of the genes, str, shape (n_vars,); None if they have none.
+    n_markers
+        Number of elements at the beginning of each cell's lists that are not genes.
+    """
+
+    location: Location
+    lists: tuple[str, str]
+    n_stored: int
+    names: NDArray[np.object_] | None
+    n_markers: int
+
+    def differ(self) -> FormatError:
+        """Return the error for cells whose two lists do not match."""
+        msg = "columns {!r} and {!r}: the lists of a cell differ in length".format(*self.lists)
+        return FormatError(f"{self.location}: {msg}; give columns that belong together")
+
+
+class ArrowLists(FlatCsr):
+    """Lists that files store uncompressed, read by compiled threads.
+
+    Parameters
+    ----------
+    columns
+        The columns of the files.
+    paths
+        The files.
+    stored
+        Where the lists lie.
+    shape
+        Number of cells and of genes.
+    """
+
+    def __init__(
+        self, columns: Columns, paths: Sequence[Path], stored: ListColumns, shape: tuple[int, int]
+    ) -> None:
+        used, files = np.unique(stored.files, return_inverse=True)
+        absolute = [paths[file].absolute() for file in used.tolist()]
+        folder = Path(os.path.commonpath([path.parent for path in absolute]))
+        names = [str(path.relative_to(folder)) for path in absolute]
+        super().__init__(files_in(folder, names), shape, stored.dtypes[1])
+        self._columns, self._stored = columns, replace(stored, files=files.astype(np.int64))
+        self.column_names = columns.names
+
+    def stored_bytes(self) -> int:
+        """Return the size in bytes of lists and their offsets."""
+        itemsizes = [dtype.itemsize for dtype in self._stored.dtypes]
+        of_offsets = sum(dtype.itemsize for dtype in self._stored.offset_dtypes)
+        values = int((self._stored.sizes.sum(axis=0) * itemsizes).sum())
+        return values + int(self._stored.n_rows.sum()) * of_offsets
+
+    def _find(self) -> CsrChunks:
+        stored = self._stored
+        firsts, lengths = zip(*(self._lists(column) for column in range(2)), strict=True)
+        if not np.array_equal(*lengths):
+            raise self._columns.differ()
+        pointer = np.concatenate([[0], np.cumsum(lengths[0], dtype=np.int64)])
+        first_rows = np.cumsum(stored.n_rows) - stored.n_rows
+        sizes = np.diff(np.append(pointer[first_rows], pointer[-1]))
+        arrays, skipped = [], np.zeros(0, np.int64)
+        for column, name in enumerate(self._columns.lists):
+            dtype = stored.dtypes[column]
+            offsets = stored.values[:, column] + firsts[column] * dtype.itemsize
+            pieces = Pieces(stored.files, offsets, sizes, dtype.itemsize)
+            skipped = pieces.firsts[:-1] * CHUNK_ELEMENTS - pointer[first_rows]
+            arrays.append(pieced_array(name, pieces, dtype, self._files))
+        arrays[0] = replace(arrays[0], bad_index=_OTHER_GENE)
+        rows = RowPieces(first_rows, skipped)
+        n_stored, n_markers = self._columns.n_stored, self._columns.n_markers
+        if n_markers and self.stored_columns is not None and self._stored.n_rows.sum():
+            whole = CsrChunks(pointer, arrays[0], arrays[1], n_stored, rows)
+            self._check_markers(whole, self.stored_columns)
+        return CsrChunks(pointer, arrays[0], arrays[1], n_stored, rows, n_markers)
+
+    def _check_markers(self, whole: CsrChunks, known: NDArray[np.int32]) -> None:
+        """Check for some cells that their markers are no genes, before markers are left out."""
+        rows = np.unique(np.linspace(0, len(whole.indptr) - 2, _CHECKED_CELLS).astype(np.int64))
+        starts, lengths = whole.ranges(rows)
+        counts = np.minimum(lengths, self._columns.n_markers)
+        numbers, ends = np.empty(int(counts.sum()), np.int64), np.cumsum(counts)
+        reads = whole.indices.reads_of_ranges(starts, counts, (ends - counts) * 8, numbers.dtype)
+        reads.run(np.array([numbers.ctypes.data], np.int64))
+        is_gene = [0 <= number < known.size and known[number] >= 0 for number in numbers.tolist()]
+        if any(is_gene):
+            found, location = numbers[is_gene.index(True)], self._columns.location
+            msg = f"{location}: cells begin with {found}, which is one of `gene_ids`, not a marker"
+            raise ParameterError(f"{msg}; leave `n_markers` out")
+
+    def _lists(self, column: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first offset of each batch, and the lengths of the lists of all rows."""
+        stored, dtype = self._stored, self._stored.offset_dtypes[column]
+        n_bytes = (stored.n_rows + 1) * dtype.itemsize
+        found = self._files.read_ranges(stored.files, stored.offsets[:, column], n_bytes)
+        firsts, lengths = np.zeros(len(found), np.int64), [np.zeros(0, np.int64)]
+        for batch, content in enumerate(found):
+            if not stored.n_rows[batch]:
+                continue
+            offsets = np.frombuffer(content or b"", dtype).astype(np.int64)
+            fits = offsets.size == stored.n_rows[batch] + 1 and offsets[0] >= 0
+            lengths.append(np.diff(offsets))
+            if not fits or lengths[-1].min() < 0 or offsets[-1] > stored.sizes[batch, column]:
+                where = self._files.location_of(int(stored.files[batch]))
+                msg = f"{where}: the lists of column {self._columns.lists[column]!r} are damaged"
+                raise FormatError(f"{msg}; copy it again")
+            firsts[batch] = offsets[0]
+        return firsts, np.concatenate(lengths)
+
+
+class ArrowRows(StoredElement):
+    """Lists that only pyarrow can read, such as compressed lists, or those of selected rows.
+
+    Parameters
+    ----------
+    columns
+        The columns of the table.
+    table
+        Returns all rows as a `pyarrow.Table`.
+    dtype
+        Dtype of the values.
+    shape
+        Number of cells and of genes.
+    reason
+        Why only pyarrow can read them; None if they are in memory.
+    """
+
+    layout: Layout = "csr"
+
+    def __init__(
+        self,
+        columns: Columns,
+        table: ArrowTable,
+        dtype: np.dtype[Any],
+        shape: tuple[int, int],
+        reason: str | None,
+    ) -> None:
+        self._columns, self._table, self._reason = columns, table, reason
+        self.dtype, self.shape = summable(dtype), shape
+        self.column_names = columns.names
+
+    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:  # noqa: ARG002 - of any
+        """Return why rows are read through pyarrow."""
+        remedy = "write it again with `Dataset.save_to_disk`, and open the folder"
+        return None if self._reason is None else SlowRead("pyarrow", self._reason, remedy)
+
+    def codec(self) -> str:
+        """Return the compression of values."""
+        return "none" if self._reason is None else "unknown"
+
+    def read_rows(self, runs: Runs) -> CsrRows:
+        """Read rows."""
+        import pyarrow as pa  # noqa: PLC0415 - optional; it made the table
+
+        self._table.check_unchanged()
+        table = self._table().select(list(self._columns.lists))
+        parts = [table.slice(start, stop - start) for start, stop in runs.tolist()]
+        rows = pa.concat_tables([table.slice(0, 0), *parts])
+        lengths, indices = self._lists(rows, 0)
+        lengths_of_values, data = self._lists(rows, 1)
+        if not np.array_equal(lengths, lengths_of_values):
+            raise self._columns.differ()
+        n_genes = np.maximum(lengths - self._columns.n_markers, 0)
+        if self._columns.n_markers:
+            stops = np.cumsum(lengths, dtype=np.int64)
+            elements = expand(np.stack([stops - n_genes, stops], axis=1))
+            indices, data = indices[elements], data[elements]
+        self._table.check_unchanged()
+        indptr = np.concatenate([[0], np.cumsum(n_genes, dtype=np.int64)])
+        return CsrRows(indptr, indices.astype(np.int64), data, self._columns.n_stored)
+
+    def _lists(self, table: Any, column: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        import pyarrow.compute as pc  # noqa: PLC0415
+
+        name = self._columns.lists[column]
+        found = table.column(name)
+        flat = pc.list_flatten(found)
+        if found.null_count or flat.null_count:
+            raise _no_numbers(self._columns.location, name)
+        return pc.list_value_length(found).to_numpy(), flat.to_numpy()
+
+
+_MOST_IDS = 1 << 20  # only gene numbers below it may be left out; their table takes 4 MB
+
+_LEFT_OUT, _NOT_THERE = -1, -2  # stands for columns that are not in the element
+
+
+class HuggingFaceSource(Source):
+    """A HuggingFace dataset with a row for each cell and its genes in two lists.
+
+    One list has the numbers of the expressed genes, and the other one their values, as in
+    Tahoe-100M. All other columns of numbers and text are obs columns. Compiled threads read
+    uncompressed Arrow files, the kind that the ``datasets`` library writes, without the library.
+
+    Parameters
+    ----------
+    dataset
+        A folder that ``Dataset.save_to_disk`` wrote, or a ``datasets.Dataset``.
+    n_vars
+        Number of genes, if gene numbers are columns of the matrix, from 0. Without ``n_vars`` and
+        ``gene_ids``, all gene numbers are read first, and this is the largest plus one.
+    gene_ids
+        Gene number of each column of the matrix, distinct, shape (n_vars,), such as the token ids
+        of Tahoe-100M. Elements with other numbers are left out, such as the marker at the beginning
+        of each cell of Tahoe-100M; rows are then read in two passes.
+    n_markers
+        Number of elements at the beginning of each cell's lists that are not genes, if known; 1 for
+        Tahoe-100M. They are left out, and all other elements must be of ``gene_ids``, so rows are
+        read in one pass, several times faster.
+    var_names
+        Names of the genes, shape (n_vars,); by default, ``gene_ids`` or the column numbers.
+    genes, values
+        Names of the columns with the two lists.
+
+    Raises
+    ------
+    PathError
+        There is no such folder.
+    FormatError
+        The folder is something else, or a column is not a list of numbers. Also when rows are read:
+        the lists of a cell differ in length, or a gene number is not below ``n_vars`` or not among
+        ``gene_ids``.
+    ColumnError
+        There is no such column.
+    ParameterError
+        ``gene_ids`` are not distinct integers, or the number of names is not the number of genes.
+
+    Examples
+    --------
+    >>> import datasets
+    >>> from cellfeed import HuggingFaceSource, open_collection
+    >>> columns = {"genes": [[1, 5, 9], [1, 9]], "expressions": [[-2.0, 3.0, 4.0], [-2.0, 7.0]]}
+    >>> source = HuggingFaceSource(datasets.Dataset.from_dict(columns), gene_ids=[9, 7, 5])
+    >>> open_collection(source)[[1, 0]].X.toarray()
+    array([[7., 0., 0.],
+           [4., 0., 3.]])
+    """
+
+    def __init__(
+        self,
+        dataset: str | os.PathLike[str] | Any,
+        *,
+        n_vars: int | None = None,
+        gene_ids: ArrayLike | None = None,
+        n_markers: int | None = None,
+        var_names: Sequence[str] | None = None,
+        genes: str = "genes",
+        values: str = "expressions",
+    ) -> None:
+        self._table = ArrowTable(dataset)
+        self.location = self._table.location
+        self._lists = genes, values
+        ids = None if gene_ids is None else _distinct(gene_ids)
+        schema = self._table().schema
+        for name in self._lists:
+            if name not in schema.names:
+                msg = f"{self.location}: has no column {name!r}; give `genes=` and `values=` to"
+                raise ColumnError(f"{msg} `HuggingFaceSource`, from: {', '.join(schema.names)}")
+        arrow = import_arrow(self.location, _EXTRA)
+        dtypes = [
+            np.dtype(type_of_lists(arrow, self.location, schema, name).value_type.to_pandas_dtype())
+            for name in self._lists
+        ]
+        if dtypes[0].kind not in "iu":
+            msg = f"{self.location}: column {genes!r} has {dtypes[0]}, which are not gene numbers"
+            raise FormatError(f"{msg}; give another column as `genes=`")
+        if n_vars is None:
+            n_vars = self._largest() + 1 if ids is None else ids.size
+        elif ids is not None and n_vars != ids.size:
+            msg = f"`n_vars` must be the number of `gene_ids`, {ids.size}, but got {n_vars}"
+            raise ParameterError(f"{self.location}: {msg}; leave it out")
+        require_positive("n_vars", n_vars)
+        if n_markers is not None and require_integer("n_markers", n_markers) < 0:
+            msg = f"`n_markers >= 0` must hold, but got n_markers={n_markers}"
+            raise ParameterError(f"{self.location}: {msg}")
+        n_stored = n_vars if ids is None else max(_MOST_IDS, int(ids.max()) + 1)
+        columns = Columns(
+            self.location, self._lists, n_stored, _names(var_names, ids, n_vars), n_markers or 0
+        )
+        element, placed = self._element(columns, dtypes[1], n_vars)
+        element.row_order = self._table.row_order
+        if not placed and self._table.paths:
+            placed = getattr(dataset, "_fingerprint", "")
+        rows = digest_of_array(element.row_order), placed
+        self._selection = repr((self._lists, n_vars, n_markers, rows))
+        if ids is not None:
+            other = _LEFT_OUT if n_markers is None else _NOT_THERE
+            element.stored_columns = np.full(n_stored, other, np.int32)
+            element.stored_columns[ids] = np.arange(ids.size)
+        self.elements = {"X": element}
+
+    def _element(
+        self, columns: Columns, dtype: np.dtype[Any], n_vars: int
+    ) -> tuple[StoredElement, str]:
+        """Return the element, and a digest of where its rows lie in files, if they do."""
+        order = self._table.row_order
+        n_rows = len(self._table()) if order is None else order.size
+        paths, stored = self._table.list_columns(self._lists)
+        placed = ""
+        if stored is not None:
+            places = np.concatenate([stored.n_rows, stored.offsets.ravel()])
+            names = [paths[k].name for k in stored.files.tolist()]
+            placed = digest_of(digest_of_array(places), *names)
+        if stored is not None and dtype != np.float16:
+            return ArrowLists(columns, paths, stored, (n_rows, n_vars)), placed
+        reason = (
+            "cellfeed does not decode float16"
+            if stored
+            else "its files do not have the layout of memory"
+        )
+        why_slow = reason if self._table.paths else None
+        return ArrowRows(columns, self._table, dtype, (n_rows, n_vars), why_slow), placed
+
+    def selection(self) -> str:
+        """Return the columns with lists, and which rows of its files it has."""
+        return self._selection
+
+    def _largest(self) -> int:
+        """Return the largest gene number, after reading all of them."""
+        import pyarrow.compute as pc  # noqa: PLC0415
+
+        chunks = self._table().column(self._lists[0]).chunks
+        found = [pc.max(pc.list_flatten(chunk)).as_py() for chunk in chunks]
+        return max((each for each in found if each is not None), default=0)
+
+    def obs_names(self) -> list[str]:
+        """Return the columns with one number, boolean or text per row."""
+        types = import_arrow(self.location, _EXTRA).types
+        schema = self._table().schema
+        return [e.name for e in schema if kind(e.type) or types.is_dictionary(e.type)]
+
+    def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
+        """Return some columns, in row order; class labels as their names."""
+        self._table.check_unchanged()
+        frame = to_frame(self._table().select(list(columns)))
+        self._table.check_unchanged()
+        for name, classes in self._class_labels().items():
+            if name in frame:
+                codes = frame[name].fillna(-1).astype(np.int64)
+                frame[name] = pd.Categorical.from_codes(codes, categories=pd.Index(classes))
+        if self._table.row_order is not None:
+            frame = frame.iloc[self._table.row_order].reset_index(drop=True)
+        return frame
+
+    def _class_labels(self) -> dict[str, list[str]]:
+        if self._table.dataset is not None:
+            features = self._table.dataset.features
+            return {k: each.names for k, each in features.items() if hasattr(each, "int2str")}
+        metadata = self._table().schema.metadata or {}
+        info = json.loads(metadata.get(b"huggingface", b"{}"))
+        features = (info.get("info") or {}).get("features") or {}
+        is_label = {
+            k: isinstance(v, dict) and v.get("_type") == "ClassLabel" for k, v in features.items()
+        }
+        return {name: features[name]["names"] for name in features if is_label[name]}
+
+    def files(self) -> Sequence[Path]:
+        """Return the files of its rows."""
+        return self._table.paths
+
+
+def _distinct(gene_ids: ArrayLike) -> NDArray[np.int64]:
+    ids = np.asarray(gene_ids)
+    is_list = ids.ndim == 1 and ids.dtype.kind in "iu" and ids.size > 0
+    if not is_list or ids.min() < 0 or np.unique(ids).size != ids.size:
+        msg = "`gene_ids` must be one-dimensional, distinct integers from 0, at least one"
+        raise ParameterError(f"{msg}, but got {str(gene_ids)[:50]}")
+    return ids.astype(np.int64)
+
+
+def _names(
+    names: Sequence[str] | None, ids: NDArray[np.int64] | None, n_vars: int
+) -> NDArray[np.object_] | None:
+    if names is None:
+        return None if ids is None else ids.astype(str).astype(object)
+    require_list("var_names", "names", names)
+    if len(names) != n_vars:
+        msg = f"`var_names` must name {n_vars} genes, but got {len(names)} names"
+        raise ParameterError(msg)
+    return as_names(pd.Index([*names], dtype=object))
+
+
+# Folders that HuggingFace's ``datasets`` library wrote.
+
+HUGGINGFACE = Storage(
+    name="HuggingFace Datasets",
+    open=lambda location, _: [HuggingFaceSource(location)],
+    recognizes=is_saved,
+    extra=_EXTRA,
+)

@@ -1,0 +1,541 @@
+"""Parquet files: their row groups, rows of these, and obs columns.
+
+cellfeed decodes the pages of lists that it knows, from the bytes of their columns; pyarrow decodes
+other row groups, and reads local files itself. Of files on servers, the byte ranges of the wanted
+columns are requested as for any other format.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import ColumnError, FormatError, PathError
+from cellfeed._lazy import pd
+from cellfeed.bytes import Location, identity, replaced, threads_until_left
+from cellfeed.bytes._buffers import BufferPool
+from cellfeed.bytes._location import removed
+from cellfeed.bytes._remote import RemoteObjects, Version, open_object
+from cellfeed.sources._registry import failures_named, import_arrow, kind, to_frame
+from cellfeed.storages.parquet._footers import END_BYTES, Footer, dtype_in_lists, dtype_of
+from cellfeed.storages.parquet._lists import LIST_NUMBERS, list_numbers
+from cellfeed.storages.parquet._obs import as_column, join_parts
+from cellfeed.storages.parquet._paths import partitions
+
+EXTRA = "parquet"
+
+# Files and their row groups.
+
+_TAIL_BYTES = 1 << 16  # of a file on a server, which mostly contain its footer
+_FOOTERS = 64  # that are kept in memory
+_AT_ONCE = 16
+_BATCH_ROWS = 128  # decoded at a time: few enough to stay in the cache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowGroups:
+    """The row groups of some files; arrays have one entry for each.
+
+    Parameters
+    ----------
+    files, numbers
+        Its file, and its number there, int64, shape (n_groups,).
+    starts
+        Its first row, and the end of the last, int64, shape (n_groups + 1,).
+    offsets, sizes
+        Byte ranges of the wanted columns in the file, int64, shape (n_groups, n_ranges).
+    n_values
+        Number of values in the wanted columns, int64, shape (n_groups,).
+    dtype
+        Common dtype of the values in all files; of two columns of lists, those of the second.
+    largest
+        Largest value in the first wanted column, if that has integers; None if a footer does not
+        say it.
+    codec
+        Compression of the first wanted column.
+    lists
+        What `list_numbers` says of the wanted columns, if these are lists, int64, shape (n_groups,
+        n_ranges, LIST_NUMBERS).
+    """
+
+    files: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    n_values: NDArray[np.int64]
+    dtype: np.dtype[Any]
+    largest: int | None
+    codec: str
+    lists: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _FileGroups:
+    """The row groups of one file, as those of `RowGroups`."""
+
+    names: list[str]
+    dtypes: set[np.dtype[Any]]
+    n_rows: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    n_values: NDArray[np.int64]
+    largest: int | None
+    codec: str
+    lists: NDArray[np.int64]
+
+
+class ParquetFiles:
+    """Parquet files with the same columns.
+
+    Parameters
+    ----------
+    location
+        What the user gave, for messages.
+    locations
+        The files.
+
+    Attributes
+    ----------
+    schema
+        The `pyarrow.Schema` of the first file.
+    names
+        Names of the columns: of the first file; when `row_groups` has read all files, of these
+        and of their folders.
+
+    Raises
+    ------
+    PathError
+        A file is missing.
+    FormatError
+        A file is not a Parquet file, or pyarrow is not installed.
+    """
+
+    def __init__(self, location: Location, locations: Sequence[Location]) -> None:
+        self.location, self.locations = location, tuple(locations)
+        import_arrow(location, EXTRA)
+        # They stay the same where the working folder changes; on servers, none are needed.
+        self._absolute = [str(path.absolute()) for path in self.paths]
+        self._states: list[Any] = [None] * len(self.locations)
+        self._footers = dict[int, Footer]()
+        self._objects: RemoteObjects | None = None
+        if self.locations[0].is_remote:
+            self._objects = RemoteObjects(self._location_of, self._version_of)
+        self.schema = self.footer(0).schema
+        self.names = [*self.schema.names]
+        self._n_rows, self._partitions = list[int](), partitions(self.locations)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_footers": {}}
+
+    @property
+    def paths(self) -> list[Path]:
+        """Their paths, if they are local."""
+        return [each.path for each in self.locations if each.path is not None]
+
+    @property
+    def etags(self) -> list[str]:
+        """Identifiers of the versions of files on servers."""
+        return [f"{each.size} {each.etag} {each.modified}" for each in self._states]
+
+    def _location_of(self, file: int) -> Location:
+        return self.locations[file]
+
+    def _version_of(self, file: int) -> Version | None:
+        version: Version | None = self._states[file]
+        return version
+
+    def damage_named(self, file: int, what: str) -> AbstractContextManager[None]:
+        """Convert errors of pyarrow into a `FormatError` of one line."""
+        msg = f"{self.locations[file].shown}: {what} cannot be read by pyarrow"
+        return failures_named(msg, "copy or download it again")
+
+    def check(self, file: int) -> None:
+        """Check that a local file is as it was when it was opened."""
+        location = self.locations[file]
+        if location.path is None:
+            return
+        try:
+            found = identity(os.stat(self._absolute[file]))  # noqa: PTH116 - called often
+        except FileNotFoundError:
+            if self._states[file] is None:
+                raise PathError(f"{location}: there is no such file; put it back") from None
+            raise removed(location) from None
+        if self._states[file] is None:
+            self._states[file] = found
+        if self._states[file] != found:
+            raise replaced(location)
+
+    def footer(self, file: int) -> Footer:
+        """Return the footer of a file."""
+        found = self._footers.get(file)
+        if found is None:
+            found = self._read_footer(file)
+            for oldest in [*self._footers][: 1 - _FOOTERS]:
+                self._footers.pop(oldest, None)
+            self._footers[file] = found
+        return found
+
+    def _read_footer(self, file: int) -> Footer:
+        location = self.locations[file]
+        if self._objects is None:
+            self.check(file)
+            size = self._states[file][0]
+        else:
+            if self._states[file] is None:
+                self._states[file] = open_object(location)
+            size = self._states[file].size
+        with self.damage_named(file, "its footer"):
+            tail = self._tail(file, size, min(size, _TAIL_BYTES))
+            needed = int.from_bytes(tail[-END_BYTES:][:4], "little") + END_BYTES
+            if len(tail) < needed <= size:
+                tail = self._tail(file, size, needed)
+            return Footer.read(location.shown, tail, size)
+
+    def _tail(self, file: int, size: int, n_bytes: int) -> bytes:
+        """Return the last bytes of a file."""
+        if self._objects is None:
+            with open(self._absolute[file], "rb") as opened:  # noqa: PTH123
+                opened.seek(size - n_bytes)
+                return opened.read()
+        (found,) = self._objects.read_ranges(*_as_ranges(file, [size - n_bytes], [n_bytes]))
+        return bytes(found) if found is not None else b""
+
+    def each(self, read: Callable[[int], Any]) -> Iterator[Any]:
+        """Iterate over ``read(file)`` of all files; several are read at a time."""
+        numbers = range(len(self.locations))
+        if len(numbers) == 1:
+            yield read(0)
+            return
+        with threads_until_left(_AT_ONCE, "cellfeed-open") as threads:
+            yield from threads.map(read, numbers)
+
+    def row_groups(self, columns: Sequence[str], *, are_lists: bool) -> RowGroups:
+        """Read all footers; return the row groups with the places of some columns.
+
+        Parameters
+        ----------
+        columns
+            Names of columns of numbers.
+        are_lists
+            Whether they are two columns of lists, of gene numbers and of values; otherwise all
+            columns are read together, with what is between them.
+
+        Raises
+        ------
+        ColumnError
+            A file lacks a column, or has several of its name.
+        FormatError
+            A file has a column of another type, or is damaged.
+        """
+
+        def read(file: int) -> _FileGroups:
+            return self._groups_of(file, columns, are_lists=are_lists)
+
+        files = [*self.each(read)]
+        self._n_rows = [int(each.n_rows.sum()) for each in files]
+        everywhere = set(files[0].names).intersection(*(each.names for each in files[1:]))
+        for name in everywhere.intersection(self._partitions):
+            del self._partitions[name]
+        names = chain(*(each.names for each in files), self._partitions)
+        self.names = [*dict.fromkeys(names)]
+        dtypes = {dtype for each in files for dtype in each.dtypes if dtype.kind != "V"}
+        dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.int8)
+        for each in files:
+            if are_lists and each.dtypes != {dtype}:
+                each.lists[:] = -1  # pyarrow decodes it, and values are cast
+        n_rows = np.concatenate([each.n_rows for each in files])
+        numbers = [np.arange(each.n_rows.size) for each in files]
+        has_rows = n_rows > 0
+        codecs = [each.codec for each in files if each.codec]
+        largest = [each.largest for each in files]
+        return RowGroups(
+            files=np.repeat(np.arange(len(files)), [each.size for each in numbers])[has_rows],
+            numbers=np.concatenate(numbers)[has_rows],
+            starts=np.append(0, np.cumsum(n_rows[has_rows])),
+            offsets=np.concatenate([each.offsets for each in files])[has_rows],
+            sizes=np.concatenate([each.sizes for each in files])[has_rows],
+            n_values=np.concatenate([each.n_values for each in files])[has_rows],
+            dtype=dtype,
+            largest=None if None in largest else max([0, *filter(None, largest)]),
+            codec=codecs[0] if codecs else "unknown",
+            lists=np.concatenate([each.lists for each in files])[has_rows],
+        )
+
+    def _groups_of(self, file: int, columns: Sequence[str], *, are_lists: bool) -> _FileGroups:
+        """Return the row groups of a file, for `row_groups`."""
+        footer = self.footer(file)
+        fields, leaves = [footer.field(name) for name in columns], footer.leaves(columns)
+        dtypes = [self.dtype(file, each, is_list=are_lists) for each in fields]
+        chunks = footer.chunks(leaves)
+        n_groups, n_leaves = chunks.n_entries.shape
+        offsets, sizes = chunks.begins, chunks.sizes
+        lists = np.full((n_groups, n_leaves if are_lists else 0, LIST_NUMBERS), -1, np.int64)
+        largest: int | None = -1
+        groups_with_rows = np.flatnonzero(chunks.n_rows).tolist()
+        if are_lists:
+            stored = [footer.metadata.schema.column(leaf) for leaf in leaves]
+            for group in groups_with_rows:
+                for k, column in enumerate(stored):
+                    lists[group, k] = list_numbers(chunks, group, k, column, fields[k])
+            of_genes = dtypes.pop(0)
+            if of_genes.kind not in "iuV":
+                msg = f"{footer.where}: column {columns[0]!r} has {of_genes}, which are no gene"
+                raise FormatError(f"{msg} numbers; give another column as `genes=`")
+            found = [chunks.largest(group, 0, of_genes) for group in groups_with_rows]
+            largest = None if None in found else max([-1, *filter(None, found)])
+        else:
+            begins, stops = offsets.min(axis=1), (offsets + sizes).max(axis=1)
+            offsets, sizes = begins[:, None], (stops - begins)[:, None]
+        return _FileGroups(
+            footer.schema.names,
+            {*dtypes},
+            chunks.n_rows,
+            offsets,
+            sizes,
+            chunks.n_entries.sum(axis=1),
+            largest,
+            chunks.codec(groups_with_rows[-1], 0) if groups_with_rows else "",
+            lists,
+        )
+
+    def dtype(self, file: int, field: Any, *, is_list: bool) -> np.dtype[Any]:
+        """Return the dtype of the values of a `pyarrow.Field` of a file.
+
+        Raises
+        ------
+        FormatError
+            They are no numbers, or no lists of them.
+        """
+        found = dtype_in_lists(field.type) if is_list else dtype_of(field.type)
+        if found is None:
+            msg = f"{self.locations[file].shown}: column {field.name!r} is of type {field.type}"
+            wanted = "a list of numbers" if is_list else "a number"
+            raise FormatError(f"{msg}, not {wanted} for each cell; give another column")
+        return found
+
+    def expect(self, groups: RowGroups, which: NDArray[np.int64]) -> object | None:
+        """Start reading row groups; return an object that keeps requests alive."""
+        if self._objects is not None:
+            ranges = groups.offsets[which].reshape(-1), groups.sizes[which].reshape(-1)
+            files = np.repeat(groups.files[which], groups.offsets.shape[1])
+            return self._objects.expect(files, *ranges)
+        if hasattr(os, "posix_fadvise"):
+            for file in np.unique(groups.files[which]).tolist():
+                own = which[groups.files[which] == file]
+                places = np.stack([groups.offsets[own].ravel(), groups.sizes[own].ravel()], axis=1)
+                with suppress(OSError), open(self._absolute[file], "rb") as opened:  # noqa: PTH123
+                    for offset, size in places.tolist():
+                        os.posix_fadvise(opened.fileno(), offset, size, os.POSIX_FADV_WILLNEED)
+        return None
+
+    def column_bytes(
+        self, groups: RowGroups, group: int, memory: BufferPool
+    ) -> list[NDArray[np.uint8]] | None:
+        """Return the bytes of the columns of a row group; None if they are not all there.
+
+        Parameters
+        ----------
+        groups, group
+            The row groups, and the number of one.
+        memory
+            Where memory is taken from, for those of local files.
+        """
+        file = int(groups.files[group])
+        offsets, sizes = groups.offsets[group].tolist(), groups.sizes[group].tolist()
+        if self._objects is not None:
+            contents = self._objects.read_ranges(*_as_ranges(file, offsets, sizes))
+            there = [np.frombuffer(each, np.uint8) for each in contents if each is not None]
+            return there if [each.size for each in there] == sizes else None
+        self.check(file)
+        found = list[NDArray[np.uint8]]()
+        with suppress(OSError, ValueError), open(self._absolute[file], "rb", buffering=0) as opened:  # noqa: PTH123
+            for offset, size in zip(offsets, sizes, strict=True):
+                own = memory.acquire(size).array(np.dtype(np.uint8), size)
+                opened.seek(offset)
+                n = 0
+                while n < size:
+                    n_read = opened.readinto(own[n:].data)
+                    if not n_read:
+                        return None
+                    n += n_read
+                found.append(own)
+            return found
+        return None
+
+    def batches(
+        self, groups: RowGroups, group: int, columns: Sequence[str]
+    ) -> Iterator[tuple[int, Any]]:
+        """Decode a row group, some rows at a time; the iterator may be left at any of them.
+
+        Parameters
+        ----------
+        groups, group
+            The row groups, and the number of one.
+        columns
+            Names of columns.
+
+        Yields
+        ------
+        The first row, and a `pyarrow.RecordBatch` of consecutive rows with these columns.
+
+        Raises
+        ------
+        FormatError
+            The file is damaged, or was replaced since it was opened.
+        """
+        file, number = int(groups.files[group]), int(groups.numbers[group])
+        n_rows = int(groups.starts[group + 1] - groups.starts[group])
+        first = 0
+        source = self._source(file, groups.offsets[group], groups.sizes[group])
+        with self.damage_named(file, f"row group {number}"):
+            decoded = self._opened(file, source).iter_batches(
+                batch_size=_BATCH_ROWS, row_groups=[number], columns=[*columns], use_threads=False
+            )
+            for batch in decoded:
+                yield first, batch.select([*columns])
+                first += batch.num_rows
+            if first < n_rows:
+                msg = f"has {first} rows, but its footer says {n_rows}"
+                raise ValueError(msg)
+
+    def refused_obs(self, name: str) -> str:
+        """Return why the type of a column in the first file cannot be in obs, if it cannot."""
+        at = -1 if name in self._partitions else self.schema.get_field_index(name)
+        return "" if at < 0 else self.footer(0).refused_in_obs(self.schema.field(at))
+
+    def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
+        """Return obs columns of all files, as `ParquetSource.read_obs` does."""
+        import pyarrow as pa  # noqa: PLC0415 - optional
+
+        stored = [name for name in columns if name not in self._partitions]
+        tables = [*self.read(stored, as_obs=True)] if stored else []
+        where = [each.shown for each in self.locations]
+        found = {name: join_parts(name, [each[name] for each in tables], where) for name in stored}
+        files = pa.array(np.repeat(np.arange(len(self._n_rows)), self._n_rows))
+        for name in columns:
+            if name in self._partitions:
+                found[name] = as_column(self._partitions[name]).take(files)
+        metadata = tables[0].schema.metadata if tables else None
+        table = pa.table({name: found[name] for name in columns}, metadata=metadata)
+        with failures_named(f"{self.location.shown}: obs cannot be read", "write it again"):
+            return to_frame(table.unify_dictionaries())
+
+    def read(self, columns: Sequence[str], *, as_obs: bool = False) -> Iterator[Any]:
+        """Yield a `pyarrow.Table` with whole columns of each file.
+
+        Parameters
+        ----------
+        columns
+            Their names.
+        as_obs
+            Whether text is read as dictionaries, and columns that cannot be in obs are refused.
+        """
+
+        def read(file: int) -> Any:
+            footer = self.footer(file)
+            fields, leaves = [footer.field(name) for name in columns], footer.leaves(columns)
+            for each in fields if as_obs else ():
+                if reason := footer.refused_in_obs(each):
+                    raise ColumnError(reason)
+            text = [each.name for each in fields if as_obs and kind(each.type) == "text"]
+            chunks = footer.chunks(leaves)
+            with self.damage_named(file, f"columns {', '.join(map(repr, columns))}"):
+                source = self._source(file, chunks.begins.ravel(), chunks.sizes.ravel())
+                opened = self._opened(file, source, text)
+                return opened.read([*columns], use_threads=False).select([*columns])
+
+        yield from self.each(read)
+
+    def _opened(self, file: int, source: Any, text: Sequence[str] = ()) -> Any:
+        import pyarrow.parquet as pq  # noqa: PLC0415 - optional
+
+        return pq.ParquetFile(
+            source,
+            metadata=self.footer(file).metadata,
+            read_dictionary=[*text] or None,
+            pre_buffer=False,
+            page_checksum_verification=True,
+        )
+
+    def _source(self, file: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> Any:
+        """Return what pyarrow reads a file from, of which only some ranges are needed."""
+        import pyarrow as pa  # noqa: PLC0415 - optional
+
+        if self._objects is None:
+            self.check(file)
+            with self.damage_named(file, "it"):
+                return pa.OSFile(self._absolute[file])
+        given = offsets.tolist(), sizes.tolist()
+        found = self._objects.read_ranges(*_as_ranges(file, *given))
+        parts = {
+            offset: _as_memory(content) for offset, content in zip(given[0], found, strict=True)
+        }
+        return pa.PythonFile(_Ranges(parts, self._states[file].size), mode="r")
+
+
+def _as_memory(content: Any) -> memoryview:
+    """Return bytes of a server; none if there is no such object."""
+    return memoryview(b"" if content is None else content)
+
+
+def _as_ranges(
+    file: int, offsets: Sequence[int], sizes: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    files = np.full(len(offsets), file, np.int64)
+    return files, np.array(offsets, np.int64), np.array(sizes, np.int64)
+
+
+class _Ranges(io.RawIOBase):
+    """A file of which only some ranges are there.
+
+    Parameters
+    ----------
+    parts
+        The bytes of each range, by its first byte.
+    size
+        Size of the file in bytes.
+    """
+
+    def __init__(self, parts: dict[int, memoryview], size: int) -> None:
+        super().__init__()
+        self._parts, self._size, self._position = parts, size, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the position."""
+        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}
+        self._position = begin[whence] + offset
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Copy bytes of the range at the position; return their number."""
+        view = memoryview(buffer).cast("B")
+        for first, content in self._parts.items():
+            begin = self._position - first
+            if 0 <= begin < len(content):
+                n = min(len(view), len(content) - begin)
+                view[:n] = content[begin : begin + n]
+                self._position += n
+                return n
+        return 0

@@ -1,0 +1,215 @@
+"""Columns of lists in row groups of Parquet files: their pages, decoded without a library.
+
+This is for lists of numbers with the encodings that writers choose by themselves: plain, or indices
+into a dictionary. What is encoded in another way, has gaps or is damaged is left to pyarrow.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._runs import Runs, count_rows
+from cellfeed.bytes._buffers import BufferPool
+from cellfeed.decode import _kernels as decoding
+from cellfeed.decode._kernels import _fields as fields
+from cellfeed.decode._kernels._codecs import PARQUET_CODECS, can_decode, function_addresses
+from cellfeed.storages.parquet import _kernels as kernels
+from cellfeed.storages.parquet._column_chunks import ColumnChunks
+
+# What a footer says of a column of lists in a row group: its codec, -1 if only pyarrow can decode
+# the column; definition levels of a value and of an empty list; bytes of a value in pages; number
+# of values and of lists without any; size of all pages, decompressed, in bytes.
+_CODEC, _MOST, _EMPTY, _ITEMSIZE, _N_ENTRIES, _N_BYTES = range(6)
+LIST_NUMBERS = 6
+
+_ITEMSIZES = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8}
+_PLAIN, _PLAIN_DICTIONARY, _RLE, _RLE_DICTIONARY = 0, 2, 3, 8
+_ENCODINGS = 1 << _PLAIN | 1 << _PLAIN_DICTIONARY | 1 << _RLE | 1 << _RLE_DICTIONARY
+_MOST_BYTES = 1 << 28  # of a column in a row group, which is decoded at once
+
+
+def list_numbers(
+    chunks: ColumnChunks, group: int, number: int, column: Any, field: Any
+) -> list[int]:
+    """Return what is needed to decode a column of lists in a row group, `LIST_NUMBERS` integers.
+
+    Parameters
+    ----------
+    chunks, group, number
+        What the footer says of some columns, and the numbers of the row group and of the column.
+    column, field
+        Its `pyarrow.parquet.ColumnSchema`, and the `pyarrow.Field` of the lists.
+    """
+    from pyarrow import types  # noqa: PLC0415 - optional
+
+    only_library = [-1] * LIST_NUMBERS
+    if not (types.is_list(field.type) or types.is_large_list(field.type)):
+        return only_library
+    value, itemsize = field.type.value_type, _ITEMSIZES.get(column.physical_type, 0)
+    if types.is_dictionary(value):
+        value = value.value_type
+    is_float = types.is_floating(value)
+    if not (is_float or types.is_integer(value)):
+        return only_library
+    fits = value.bit_width == 8 * itemsize if is_float else value.bit_width <= 8 * itemsize
+    is_known = fits and column.max_repetition_level == 1
+    is_known &= (column.physical_type in ("FLOAT", "DOUBLE")) == is_float
+    codec = PARQUET_CODECS.get(chunks.codec(group, number), -1)
+    chunk = chunks.chunks[group, number]
+    is_known &= codec >= 0 and can_decode(codec) and not chunk[fields.ENCODINGS] & ~_ENCODINGS
+    n_bytes = int(chunk[fields.CHUNK_BYTES])
+    is_known &= max(n_bytes, int(chunk[fields.STORED_BYTES])) <= _MOST_BYTES
+    empty = int(field.nullable)
+    most = empty + 1 + int(field.type.value_field.nullable)
+    if not is_known or column.max_definition_level != most:
+        return only_library
+    return [codec, most, empty, itemsize, int(chunk[fields.N_CHUNK_ENTRIES]), n_bytes]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lists:
+    """Wanted rows of a column of lists in a row group, whose pages are decompressed.
+
+    Parameters
+    ----------
+    lengths
+        Number of values of each row, int64, shape (n_rows,).
+    dtype
+        Dtype of decoded values: int32 for columns; otherwise that of the column or, if its values
+        are stored in more bytes, the signed integers of so many.
+    pages, column
+        The table of its pages, and its description for compiled code.
+    pieces
+        Values of a row in a page, a table for compiled code.
+    memory
+        The decompressed pages.
+    numbers
+        The column of each gene number; empty if values are none.
+    dictionary
+        The values of its dictionary.
+    """
+
+    lengths: NDArray[np.int64]
+    dtype: np.dtype[Any]
+    pages: NDArray[np.int64]
+    column: NDArray[np.int64]
+    pieces: NDArray[np.int64]
+    memory: NDArray[np.uint8]
+    numbers: NDArray[np.int32]
+    dictionary: NDArray[Any]
+
+    @classmethod
+    def open(
+        cls,
+        data: NDArray[np.uint8],
+        described: NDArray[np.int64],
+        n_rows: int,
+        runs: Runs,
+        pool: BufferPool,
+        dtype: np.dtype[Any],
+        numbers: NDArray[np.int32] | None = None,
+    ) -> Self | None:
+        """Decompress pages, and find the lengths of rows; None if only pyarrow can.
+
+        Parameters
+        ----------
+        data
+            The bytes of the column, from its first page on.
+        described
+            What `list_numbers` returned.
+        n_rows
+            Number of rows of the row group.
+        runs
+            Ascending, disjoint runs of rows of the row group, at least one.
+        pool
+            Where memory is taken from.
+        dtype
+            Dtype of the values of the column.
+        numbers
+            If values are gene numbers, the column of each, int32, shape (n + 1,): the last one is
+            for numbers from n on. Negative numbers have column -1.
+        """
+        if described[_CODEC] < 0:
+            return None
+        sizes = int(described[_N_ENTRIES]), int(described[_N_BYTES])
+        pages, n = np.empty((_FEW, fields.N_PAGE_COLUMNS), np.int64), _FEW + 1
+        while n > len(pages):
+            n = kernels.find_pages(data.ctypes.data, data.size, *sizes, pages)
+            if n > len(pages):
+                pages, n = np.empty((n, fields.N_PAGE_COLUMNS), np.int64), n + 1
+        if n < 0:
+            return None
+        pages, itemsize = pages[:n], int(described[_ITEMSIZE])
+        dictionaries = np.flatnonzero(pages[:, fields.KIND] == fields.DICTIONARY_PAGE)
+        n_distinct = int(pages[dictionaries, fields.N_PAGE_ROWS].sum())
+        n_bytes = int(pages[dictionaries, fields.PAGE_SIZE].sum())
+        if dictionaries.any() or dictionaries.size > 1 or n_bytes != n_distinct * itemsize:
+            return None  # there is at most one, and it comes first
+        column = np.empty(fields.N_LIST_FIELDS, np.int64)
+        column[fields.MOST], column[fields.EMPTY] = described[[_MOST, _EMPTY]]
+        column[fields.LIST_ITEMSIZE], column[fields.N_ROWS] = itemsize, n_rows
+        column[fields.N_DISTINCT] = n_distinct
+        column[fields.LIST_DECOMPRESS] = decoding.decompressor(int(described[_CODEC]))
+        if numbers is not None:
+            dtype = np.dtype(np.int32)
+        elif itemsize > dtype.itemsize:
+            dtype = np.dtype(f"i{itemsize}")
+        word, n_words = np.dtype(f"u{dtype.itemsize}"), 1 << max(1, n_distinct - 1).bit_length()
+        dictionary = pool.acquire(n_words * word.itemsize).array(word, n_words)
+        n_bytes = int(pages[:, fields.PAGE_SIZE].sum()) + fields.PADDING
+        memory = pool.acquire(n_bytes).array(np.dtype(np.uint8), n_bytes)
+        numbers = _NONE if numbers is None else numbers
+        lengths = np.zeros(count_rows(runs), np.int64)
+        pieces = np.empty((lengths.size + n, fields.N_LIST_PIECE_COLUMNS), np.int64)
+        n = kernels.open_lists(
+            data.ctypes.data, data.size, pages, column, np.ascontiguousarray(runs), lengths, pieces,
+            function_addresses(), memory, numbers, dictionary,
+        )  # fmt: skip
+        if n < 0:
+            return None
+        return cls(lengths, dtype, pages, column, pieces[:n], memory, numbers, dictionary)
+
+    def firsts(self) -> NDArray[Any] | None:
+        """Return the first value of each row that has any; None if only pyarrow can."""
+        pieces = self.pieces[np.diff(self.pieces[:, fields.ROW], prepend=-1) > 0]
+        pieces[:, fields.N_ELEMENTS] = 1
+        found = np.empty(len(pieces), self.dtype)
+        addresses = found.ctypes.data + np.arange(found.size) * self.dtype.itemsize
+        return None if self._write(pieces, addresses, are_columns=False) < 0 else found
+
+    def write(self, addresses: NDArray[np.int64], skipped: NDArray[np.int64]) -> bool | None:
+        """Write the values of each row to an address.
+
+        Parameters
+        ----------
+        addresses
+            Where each row is written, int64, shape (n_rows,).
+        skipped
+            Number of values at the beginning of each row that are left out, int64, shape (n_rows,).
+
+        Returns
+        -------
+        Whether columns ascend strictly in each row, True for other values; None if only pyarrow
+        can, or if a column is negative.
+        """
+        pieces, rows = self.pieces.copy(), self.pieces[:, fields.ROW]
+        n = pieces[:, fields.N_ELEMENTS]
+        before = np.cumsum(n) - n - (np.cumsum(self.lengths) - self.lengths)[rows]
+        left_out = np.clip(skipped[rows] - before, 0, n)
+        to = addresses[rows] + (before + left_out - skipped[rows]) * self.dtype.itemsize
+        pieces[:, fields.FIRST] += left_out
+        pieces[:, fields.N_ELEMENTS] -= left_out
+        ascend = self._write(pieces, to, are_columns=self.numbers.size > 0)
+        return None if ascend < 0 else ascend > 0
+
+    def _write(
+        self, pieces: NDArray[np.int64], addresses: NDArray[np.int64], *, are_columns: bool
+    ) -> int:
+        tables = self.memory, self.pages, self.column, pieces, addresses
+        return int(kernels.write_lists(*tables, self.numbers, self.dictionary, are_columns))
+
+
+_FEW = 16  # pages that most columns do not exceed
+_NONE = np.empty(0, np.int32)

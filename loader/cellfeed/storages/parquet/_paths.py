@@ -1,0 +1,215 @@
+"""Which Parquet files a path or URL stands for, and what the names of their folders say."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote, unquote
+
+from cellfeed._errors import PathError, RemoteError
+from cellfeed.bytes import Location, has_suffix
+from cellfeed.bytes._remote import expand_url
+from cellfeed.sources._registry import first_line, suffixes
+
+SUFFIX = ".parquet"
+GENE_TABLE = "gene_metadata.parquet"  # its name in Tahoe-100M
+_MAGIC = b"PAR1"
+_WEB = ("http", "https")
+
+
+def is_parquet(path: Path) -> bool:
+    """Return whether a path is a Parquet file, or a folder of them and of no other cells."""
+    if path.is_dir():
+        return bool(_in_folder(path))
+    if has_suffix(path.name, SUFFIX):
+        return True
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    """Return the Parquet files of cells in a folder, by name; none if it has other cells."""
+    if not (folder / GENE_TABLE).is_file() and (folder / "metadata" / GENE_TABLE).is_file():
+        folder /= "data"  # of a whole repository of the hub
+    every = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    if any(has_suffix(each, *suffixes()) and not each.startswith(".") for each in every):
+        return []
+    return _below(folder, []) if folder.is_dir() else []
+
+
+def _below(folder: Path, above: Sequence[Path]) -> list[Path]:
+    """Return the files of cells in a folder, and in those of its folders that are partitions."""
+    found, above = list[Path](), [*above, folder.resolve()]
+    for each in sorted(folder.iterdir()):
+        if each.name.startswith("."):
+            continue
+        if is_partition(each.name) and each.is_dir():
+            if each.resolve() in above:
+                raise PathError(f"{each}: links to a folder that it is in; remove the link")
+            found += _below(each, above)
+        elif _is_of_cells(each.name):
+            found.append(each)
+    return found
+
+
+def _is_of_cells(path: str) -> bool:
+    return has_suffix(path, SUFFIX) and not path.endswith(GENE_TABLE)
+
+
+def is_partition(name: str) -> bool:
+    """Return whether a folder, by its name, has a part of the files of the folder that it is in."""
+    return "=" in name or name.endswith(SUFFIX)
+
+
+def _is_in(folder: str, path: str) -> bool:
+    """Return whether a file is in a folder, or in those of its folders that are partitions."""
+    below = path.removeprefix(folder.rstrip("/") + "/").split("/")
+    return all(map(is_partition, below[:-1])) and not below[-1].startswith(".")
+
+
+def files_at(location: Location) -> list[Location]:
+    """Return the files that a path, folder, pattern or URL stands for, in the order of their rows.
+
+    Raises
+    ------
+    PathError
+        There are none.
+    RemoteError
+        A server cannot be reached, or refuses the request.
+    """
+    if location.scheme == "hf":
+        return _on_hub(location)
+    if location.path is None:
+        return _on_server(location)
+    path = location.path.expanduser()
+    if path.is_dir():
+        found = _in_folder(path)
+    elif path.exists():
+        return [Location.of(path)]
+    else:
+        matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute patterns too
+        found = [Path(each) for each in matches if _is_of_cells(each)]
+    if not found:
+        raise PathError(f"{location}: no Parquet file of cells is there; check the path")
+    return [Location.of(each) for each in found]
+
+
+def _on_server(location: Location) -> list[Location]:
+    text = location.text.rstrip("/")
+    if _WILD.search(text) or has_suffix(text, SUFFIX) or location.scheme in _WEB:
+        found = expand_url(location, [SUFFIX])
+        return [each for each in found if _is_of_cells(each.text)] or found
+    found = expand_url(replace(location, text=f"{text}/**/*{SUFFIX}"), [SUFFIX])
+    own = [each for each in found if _is_in(text, each.text) and _is_of_cells(each.text)]
+    if not own:
+        raise PathError(f"{location.shown}: no Parquet file of cells is there; check the URL")
+    return own
+
+
+# Partition folders, whose names are those of columns and their values, as Hive writes them.
+
+_MISSING = "__HIVE_DEFAULT_PARTITION__"
+
+
+def partitions(locations: Sequence[Location]) -> dict[str, list[str | None]]:
+    """Return the columns that folders ``NAME=VALUE`` on the paths of files are, as text.
+
+    Returns
+    -------
+    For each column, its value in each file; None if that is missing.
+
+    Raises
+    ------
+    PathError
+        A name is no UTF-8.
+    """
+    of_files = [_columns_of(each) for each in locations]
+    names = dict.fromkeys(name for columns in of_files for name in columns)
+    return {name: [columns.get(name) for columns in of_files] for name in names}
+
+
+def _columns_of(location: Location) -> dict[str, str | None]:
+    if location.path is not None:
+        folders: Sequence[str] = location.path.parts[:-1]
+    else:
+        text = location.text.partition("?")[0]
+        folders = (unquote(text) if location.scheme in _WEB else text).split("/")[:-1]
+    found = dict[str, str | None]()
+    for folder in folders:
+        name, _, value = folder.partition("=")
+        if name and "=" in folder:
+            try:
+                decoded = [unquote(each, errors="strict") for each in (name, value)]
+            except UnicodeDecodeError:
+                msg = f"{location.shown}: the folder {folder!r} is no UTF-8 when it is decoded"
+                raise PathError(f"{msg}; rename it") from None
+            found.setdefault(decoded[0], None if value == _MISSING else decoded[1])
+    return found
+
+
+# Datasets on the HuggingFace hub.
+
+_ON_HUB = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?")
+_SECONDS = 30
+_NEXT = re.compile(r'<([^>]+)>;\s*rel="next"')
+_WILD = re.compile(r"[*?\[]")
+
+
+def _on_hub(location: Location) -> list[Location]:
+    """Return the URLs of files on the hub, or on the server that ``HF_ENDPOINT`` names."""
+    parts = _ON_HUB.fullmatch(location.text)
+    if parts is None:
+        msg = f"{location}: must be of the form hf://datasets/OWNER/NAME/path"
+        raise PathError(f"{msg}, perhaps with NAME@REVISION; write it so")
+    name, revision, path = parts[1], parts[2] or "main", (parts[3] or "data").strip("/")
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    token, options = os.environ.get("HF_TOKEN"), location.options
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    if headers:
+        client = dict(options.values.get("client_options") or {})
+        client["default_headers"] = {**headers, **(client.get("default_headers") or {})}
+        options = replace(options, values={**options.values, "client_options": client})
+    paths = [path]
+    wild = _WILD.search(path)
+    if wild or not has_suffix(path, SUFFIX):
+        folder = path[: wild.start()].rpartition("/")[0] if wild else path
+        url = f"{endpoint}/api/datasets/{name}/tree/{revision}/{quote(folder)}?recursive=true"
+        listed = _listed_by_hub(location, url, headers)
+        if wild:
+            paths = [each for each in listed if PurePosixPath(f"/{each}").match(f"/{path}")]
+        else:
+            paths = [each for each in listed if _is_in(folder, each)]
+        paths = sorted(filter(_is_of_cells, paths))
+        if not paths:
+            raise PathError(f"{location}: matches no Parquet file of the dataset; check the path")
+    root = f"{endpoint}/datasets/{name}/resolve/{revision}"
+    return [Location(f"{root}/{quote(each)}", options) for each in paths]
+
+
+def _listed_by_hub(location: Location, url: str, headers: dict[str, str]) -> list[str]:
+    """Return the paths of all files in a folder of a dataset."""
+    from urllib.error import HTTPError  # noqa: PLC0415 - slow to import
+    from urllib.request import Request, urlopen  # noqa: PLC0415
+
+    found = list[str]()
+    while url:
+        try:
+            with urlopen(Request(url, headers=headers), timeout=_SECONDS) as answer:  # noqa: S310 - the endpoint is the user's
+                found += [each["path"] for each in json.load(answer) if each["type"] == "file"]
+                following = _NEXT.search(answer.headers.get("Link") or "")
+                url = following[1] if following else ""
+        except HTTPError as error:
+            msg = f"{location}: the hub has no such dataset or folder, or does not show it"
+            remedy = "check the name; set HF_TOKEN if it needs an account"
+            raise PathError(f"{msg} (HTTP {error.code}); {remedy}") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            msg = f"{location}: the hub does not list its files ({first_line(error)})"
+            raise RemoteError(f"{msg}; try again, or check HF_ENDPOINT") from None
+    return found

@@ -1,0 +1,384 @@
+"""A database that a URL names: connecting to it, and describing its errors."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode
+
+import numpy as np
+
+from cellfeed._errors import CellfeedError, ParameterError, RemoteError, one_line
+from cellfeed.bytes import Location, is_awaited
+from cellfeed.rows import Layout
+from cellfeed.sources._registry import library
+
+_Result = TypeVar("_Result")
+
+_OWN_OPTIONS = ("connections", "retry_seconds")
+_DEFAULTS: dict[str, Any] = {
+    "application_name": "cellfeed",
+    "connect_timeout": 10,
+    # A server that disappears silently is noticed after some 30 seconds.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
+_STATEMENT_MS = 600_000  # for one query of metadata or obs
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+# SQLSTATEs, or their prefixes: connections, resources, server starting or stopping, time-outs.
+_PASSING = ("08", "53", "57P", "57014", "40", "58", "XX")
+_NOT_GRANTED, _DROPPED = "42501", ("42P01", "42703", "3F000")  # undefined table, column, schema
+_LASTING = (
+    "password",
+    "authentication",
+    "pg_hba",
+    "does not exist",
+    "no encryption",
+    "certificate",
+)
+
+
+def psycopg(location: Location) -> Any:
+    """Return the psycopg library.
+
+    Raises
+    ------
+    FormatError
+        psycopg is not installed.
+    """
+    return library("psycopg", location, what="PostgreSQL", extra="postgres")
+
+
+class Database:
+    """A database; each process that receives a copy opens its own connections.
+
+    Parameters
+    ----------
+    location
+        A URL as libpq takes it, with ``collection=NAME`` in its query. Its options are further
+        options of libpq, such as ``password``; ``connections``, the maximum number of connections
+        of a process; and ``retry_seconds``, how long to retry if the server does not answer.
+    options_name
+        Name of the parameter by which the user passed them, for messages.
+    """
+
+    def __init__(self, location: Location, options_name: str = "storage_options") -> None:
+        self.location, self._options_name = location, options_name
+        values = location.options.values
+        self.n_connections = int(_number(values, "connections", 8, int))
+        self.retry_seconds = _number(values, "retry_seconds", 120, float)
+        if self.n_connections < 1:
+            msg = f"`connections >= 1` must hold, but got connections={self.n_connections}"
+            raise ParameterError(msg)
+        shown, _, query = location.text.partition("?")
+        url = location.scheme + shown[len(location.scheme) :]  # libpq accepts only lower case
+        in_url = dict(parse_qsl(query.replace("+", "%2B"), keep_blank_values=True))
+        self.collection = in_url.pop("collection", None)
+        if in_url:
+            url += f"?{urlencode(in_url, quote_via=quote, safe='/')}"
+        given = {key: value for key, value in values.items() if key not in _OWN_OPTIONS}
+        usual = {key: value for key, value in _DEFAULTS.items() if key not in in_url}
+        self._arguments: dict[str, Any] = {"conninfo": url, **usual, **given}
+        self._has_connected = False
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of psycopg's connect; they may contain a password."""
+        return {**self._arguments, "autocommit": True, "prepare_threshold": None}
+
+    def connect(self, *, for_writing: bool = False) -> Any:
+        """Return a new connection, which the caller closes.
+
+        Parameters
+        ----------
+        for_writing
+            Whether to allow changes.
+
+        Raises
+        ------
+        RemoteError
+            The connection fails; raised without retries if none was ever established.
+        """
+        driver = psycopg(self.location)
+
+        def connect() -> Any:
+            return driver.connect(**self.arguments)
+
+        try:
+            connection = self.retried(connect) if self._has_connected else connect()
+        except driver.Error as error:
+            raise self.failure(error) from None
+        self._has_connected = True
+        connection.execute(
+            f"SET statement_timeout = {_STATEMENT_MS}; "
+            f"SET default_transaction_read_only = {'off' if for_writing else 'on'}"
+        )
+        return connection
+
+    def ask(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a read-only query, with retries where they may help."""
+        with closing(Session(self)) as session:
+            return session.ask(query, parameters)
+
+    def retried(self, ask: Callable[[], _Result]) -> _Result:
+        """Call a function, and retry it while the error may pass and there is time.
+
+        Raises
+        ------
+        RemoteError
+            The last attempt failed.
+        """
+        driver = psycopg(self.location)
+        began, pause = time.monotonic(), _FIRST_PAUSE
+        while True:
+            try:
+                return ask()
+            except driver.Error as error:
+                is_late = time.monotonic() - began > self.retry_seconds
+                if not may_pass(error) or is_late or not is_awaited():
+                    raise self.failure(error) from None
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def failure(self, error: BaseException, what: str = "") -> CellfeedError:
+        """Return a one-line error for an exception of psycopg.
+
+        Parameters
+        ----------
+        what
+            What could not be read, such as "cells 3 to 9"; empty for the database itself.
+        """
+        state = str(getattr(error, "sqlstate", None) or "")
+        if may_pass(error):
+            remedy = f"check that the server runs, and `{self._options_name}`"
+        elif state == _NOT_GRANTED:
+            remedy = "GRANT that to the user"
+        elif state in _DROPPED:
+            remedy = "load the collection again"
+        else:
+            remedy = f"check user, password, name of the database, and `{self._options_name}`"
+        named = f"{self.location}: {what}" if what else f"{self.location}:"
+        return RemoteError(f"{named} cannot be read ({one_line(error)}); {remedy}")
+
+
+class Session:
+    """A connection that is opened when needed, and reopened if it was dropped.
+
+    Parameters
+    ----------
+    database
+        The database.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection: Any = None
+
+    def ask(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a read-only query.
+
+        Raises
+        ------
+        RemoteError
+            The server does not answer.
+        """
+
+        def ask() -> list[tuple[Any, ...]]:
+            if self._connection is None or self._connection.closed:
+                self._connection = self._database.connect()
+            found = self._connection.execute(query, parameters or None)
+            rows: list[tuple[Any, ...]] = found.fetchall()
+            return rows
+
+        return self._database.retried(ask)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether connecting or asking again may help."""
+    if isinstance(error, OSError | TimeoutError):
+        return not isinstance(error, CellfeedError)
+    state = getattr(error, "sqlstate", None)
+    if state is not None:
+        return str(state).startswith(_PASSING)
+    if type(error).__name__ not in ("OperationalError", "InterfaceError", "ConnectionTimeout"):
+        return False
+    said = str(error).lower()
+    return "starting up" in said or not any(word in said for word in _LASTING)
+
+
+def _number(values: Mapping[str, Any], name: str, usual: float, kind: type[float]) -> float:
+    given = values.get(name, usual)
+    try:
+        return kind(given)
+    except (TypeError, ValueError, OverflowError):
+        msg = f"`{name}` must be a number, but got {name}={given!r}"
+    raise ParameterError(msg)
+
+
+# The layout of a collection in a database: tables, columns, and the metadata that names them.
+#
+# A collection is a schema of the database, with the collection's name and three tables:
+#
+# - ``cellfeed (key text PRIMARY KEY, value jsonb)``: the metadata;
+# - ``cells (id bigint PRIMARY KEY, name text, ...)``: a row for each cell, numbered from 0, and a
+#   column for each obs column;
+# - ``packed (id bigint PRIMARY KEY, ...)``: a row for each cell, and a bytea column for each
+#   element; `cellfeed.storages.postgres._packed` describes its contents.
+#
+# docs/how-to/postgres.md documents the layout.
+
+VERSION = 1
+_LONGEST = 63  # maximum length of a name in PostgreSQL
+_RESERVED = (
+    "id", "name", "tableoid", "xmin", "cmin", "xmax", "cmax", "ctid",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObsColumn:
+    """An obs column, and its column in the table of cells.
+
+    Parameters
+    ----------
+    name, column
+        Names in obs, and in the table.
+    dtype
+        Pandas' name of the dtype; "text", or "category".
+    categories
+        Categories of "category", text or numbers; None for other dtypes.
+    is_ordered
+        Whether categories have an order.
+    """
+
+    name: str
+    column: str
+    dtype: str
+    categories: Sequence[Any] | None = None
+    is_ordered: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementColumn:
+    """An element, and its column in the table of packed rows.
+
+    Parameters
+    ----------
+    name, column
+        Name of the element, and of its column in the table.
+    layout, dtype
+        Layout and dtype of the element; the dtype by its NumPy name.
+    row_shape
+        Shape of a row.
+    genes
+        Key of the metadata with the names of its columns; None if they have none.
+    n_bytes
+        Size of all packed rows; 0 while they are being written.
+    """
+
+    name: str
+    column: str
+    layout: Layout
+    dtype: str
+    row_shape: Sequence[int]
+    genes: str | None
+    n_bytes: int = 0
+
+    @property
+    def n_columns(self) -> int:
+        """Number of values of a dense row."""
+        return math.prod(self.row_shape)
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """Dtype of the values."""
+        return np.dtype(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metadata:
+    """The metadata of a collection, except for the names of genes.
+
+    Parameters
+    ----------
+    n_cells
+        Number of cells.
+    token
+        Distinguishes this load from others.
+    is_complete
+        Whether all cells have been written.
+    obs, elements
+        Descriptions of obs columns and elements.
+    """
+
+    n_cells: int
+    token: str
+    is_complete: bool
+    obs: tuple[ObsColumn, ...]
+    elements: tuple[ElementColumn, ...]
+
+    @classmethod
+    def from_rows(cls, rows: Mapping[str, Any]) -> Self:
+        """Return the metadata in the rows of the table.
+
+        Raises
+        ------
+        KeyError, TypeError
+            They describe no collection.
+        """
+        return cls(
+            n_cells=int(rows["n_cells"]),
+            token=str(rows["token"]),
+            is_complete=bool(rows["is_complete"]),
+            obs=tuple(ObsColumn(**each) for each in rows["obs"]),
+            elements=tuple(ElementColumn(**each) for each in rows["elements"]),
+        )
+
+
+def column_names(names: Iterable[str], otherwise: str) -> list[str]:
+    """Return a column name for each name: the name itself if PostgreSQL accepts it.
+
+    Examples
+    --------
+    >>> column_names(["plate", "id", "x" * 70], "obs")
+    ['plate', 'obs_1', 'obs_2']
+    """
+    taken = list[str]()
+    for number, name in enumerate(names):
+        own = name
+        if not name or len(name.encode()) > _LONGEST or name in _RESERVED or name in taken:
+            own = f"{otherwise}_{number}"
+        while own in taken:
+            own += "_"
+        taken.append(own)
+    return taken
+
+
+def escaped(sql: str) -> str:
+    """Return SQL without placeholders, escaped for use with parameters of psycopg.
+
+    Examples
+    --------
+    >>> escaped(quoted("% mito"))
+    '"%% mito"'
+    """
+    return sql.replace("%", "%%")
+
+
+def quoted(*names: str) -> str:
+    """Return names quoted for SQL, joined by dots.
+
+    Examples
+    --------
+    >>> quoted("plates", "packed")
+    '"plates"."packed"'
+    """
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)

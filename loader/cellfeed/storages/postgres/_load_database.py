@@ -1,0 +1,647 @@
+"""Loading a collection into a database: in parts, each in one transaction, by several processes."""
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from multiprocessing import resource_tracker
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from cellfeed._errors import (
+    DeliveryError,
+    FormatError,
+    ParameterError,
+    one_line,
+    require_list,
+    require_not_negative,
+)
+from cellfeed.bytes import Location, digest_of, digest_of_array, lasting_identity
+from cellfeed.collection import Collection, open_collection, require_named
+from cellfeed.preshuffling._job import InputFile
+from cellfeed.preshuffling._tables import ObsTable
+from cellfeed.rows import Cells
+from cellfeed.sources import Source
+from cellfeed.sources._in_memory import AnnDataObjectSource
+from cellfeed.storages.postgres._database import (
+    VERSION,
+    Database,
+    ElementColumn,
+    ObsColumn,
+    column_names,
+    escaped,
+    psycopg,
+    quoted,
+)
+from cellfeed.storages.postgres._packed import pack_row
+
+# Converting obs columns of pandas to columns of a database table.
+
+_INTEGERS = {"int8": "smallint", "uint8": "smallint", "int16": "smallint", "uint16": "integer",
+             "int32": "integer", "uint32": "bigint", "int64": "bigint",
+             "uint64": "numeric(20, 0)"}  # fmt: skip
+_LOCK_SECONDS = 2.0  # a server releases the lock of a connection a moment after that has ended
+_FLOATS = {"float16": "real", "float32": "real", "float64": "double precision"}
+_TYPES = {**_INTEGERS, **_FLOATS, "bool": "boolean", "boolean": "boolean", "text": "text"}
+
+
+def _described(name: str, column: str, values: "pd.Series[Any]") -> ObsColumn:
+    """Return the description of an obs column, from its names in obs and in the table of cells."""
+    dtype = values.dtype
+    if not isinstance(dtype, pd.CategoricalDtype):
+        known = str(dtype) if str(dtype).lower() in _TYPES else "text"
+        return ObsColumn(name=name, column=column, dtype=known)
+    categories = dtype.categories.tolist()  # as JSON values: numbers, or text
+    is_of_one_kind = len({type(each) for each in categories}) == 1
+    if not (is_of_one_kind and isinstance(categories[0], bool | int | float)):
+        categories = [str(each) for each in categories]
+    return ObsColumn(
+        name=name,
+        column=column,
+        dtype="category",
+        categories=categories,
+        is_ordered=bool(dtype.ordered),
+    )
+
+
+def _sql_type(column: ObsColumn) -> str:
+    """Return the PostgreSQL type of a column."""
+    if column.dtype != "category":
+        return _TYPES[column.dtype.lower()]
+    kinds = {type(each).__name__ for each in column.categories or ()}
+    of_one_kind = {"bool": "boolean", "int": "bigint", "float": "double precision"}
+    return of_one_kind.get(kinds.pop(), "text") if len(kinds) == 1 else "text"
+
+
+def _python_values(column: ObsColumn, values: "pd.Series[Any]") -> list[Any]:
+    """Return values for psycopg, with None for missing values."""
+    if column.dtype == "category":
+        categories = np.array([*(column.categories or ()), None], object)
+        found: list[Any] = categories[values.cat.codes.to_numpy()].tolist()
+        return found
+    is_missing = values.isna().to_numpy()
+    if column.dtype == "text":
+        texts = values.astype(object).to_numpy()
+        return [None if no else str(each) for each, no in zip(texts, is_missing, strict=True)]
+    python = np.array(values.tolist(), object)
+    python[is_missing] = None
+    return [*python]
+
+
+_PART_BYTES = 32 << 20  # of rows in memory
+_LEAST_CELLS, _MOST_CELLS = 64, 8192
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Job:
+    """A collection that is written into a database.
+
+    Parameters
+    ----------
+    database, schema
+        The target database and schema.
+    collection, obs
+        The collection, and its obs.
+    obs_columns, elements
+        Descriptions of obs columns and elements in the tables.
+    cells_per_part
+        Number of cells that are written in one transaction.
+    digest
+        Identifier of the job; empty if there is none, as for cells in memory.
+    """
+
+    database: Database
+    schema: str
+    collection: Collection
+    obs: ObsTable
+    obs_columns: tuple[ObsColumn, ...]
+    elements: tuple[ElementColumn, ...]
+    cells_per_part: int
+    digest: str
+
+    @property
+    def location(self) -> Location:
+        """The database."""
+        return self.database.location
+
+    @property
+    def n_parts(self) -> int:
+        """Number of parts."""
+        return -(-len(self.collection) // self.cells_per_part)
+
+    def rows(self, part: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        """Return the rows of a part, ascending."""
+        first = part * self.cells_per_part
+        return np.arange(first, min(first + self.cells_per_part, len(self.collection)))
+
+
+def describe_job(
+    collection: Collection, database: Database, schema: str, obs: Sequence[str] | None
+) -> Job:
+    """Return the job for a collection.
+
+    Parameters
+    ----------
+    collection
+        The collection, with the elements to write.
+    database, schema
+        The target database and schema.
+    obs
+        Names of the obs columns; all columns if None.
+
+    Raises
+    ------
+    ParameterError
+        There is no such column, or the name of the schema is invalid.
+    """
+    if not schema or schema.startswith("pg_") or len(schema.encode()) > 63:  # noqa: PLR2004
+        msg = f"`name` must have 1 to 63 bytes and not begin with pg_, but got name={schema!r}"
+        raise ParameterError(msg)
+    files = tuple(map(InputFile.of, collection.locations))
+    there = list(dict.fromkeys(name for each in collection.sources for name in each.obs_names()))
+    if obs is not None:
+        require_list("obs", "columns", obs)
+    chosen = there if obs is None else list(dict.fromkeys(obs))
+    for name in chosen:
+        if name not in there:
+            msg = f"`obs` names {name!r}, but the columns are: {', '.join(there)}"
+            raise ParameterError(msg)
+    table = ObsTable(collection.sources, tuple(each.path for each in files), chosen)
+    first = table.read(np.zeros(1, np.int64))
+    if len(files) > 1:
+        chosen += table.provenance
+    columns = column_names(chosen, "obs")
+    obs_columns = tuple(
+        _described(name, column, first[name]) for name, column in zip(chosen, columns, strict=True)
+    )
+    names = column_names(collection.elements, "element")
+    stored = collection.sources[0].elements
+    elements = tuple(
+        ElementColumn(
+            name=name,
+            column=column,
+            layout=each.layout,
+            dtype=str(each.dtype),
+            row_shape=each.row_shape,
+            genes=None if stored[name].var is None else f"genes/{stored[name].var}",
+        )
+        for (name, each), column in zip(collection.elements.items(), names, strict=True)
+    )
+    row_bytes = max(1.0, collection.mean_row_bytes())
+    cells = int(min(max(_PART_BYTES // row_bytes, _LEAST_CELLS), _MOST_CELLS))
+    identities = [_identity(each, tuple(collection.elements)) for each in collection.sources]
+    genes = [digest_of(*names) for _, names in _genes(collection, elements)]
+    digest = ""
+    if all(identities):
+        digest = digest_of(
+            str(VERSION), *map(str, files), *identities, str(len(collection)), str(cells),
+            *map(str, elements), *map(str, obs_columns), *genes,
+        )  # fmt: skip
+    return Job(
+        database=database,
+        schema=schema,
+        collection=collection,
+        obs=table,
+        obs_columns=obs_columns,
+        elements=elements,
+        cells_per_part=cells,
+        digest=digest,
+    )
+
+
+def _identity(source: Source, elements: Sequence[str]) -> str:
+    """Return an identifier of the cells of a source; empty if there is none."""
+    if isinstance(source, AnnDataObjectSource):  # obs is in memory, that of a backed one too
+        return ""
+    version, files = source.version(), source.files()
+    if version is None:
+        if not files:
+            return ""
+        version = lasting_identity((str(each.absolute()), each.stat()) for each in files).digest
+    found = map(source.elements.__getitem__, elements)
+    orders = (order for each in found for order in (each.row_order, each.stored_columns))
+    return digest_of(version, source.selection(), *map(digest_of_array, orders))
+
+
+def _genes(
+    collection: Collection, elements: Sequence[ElementColumn]
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the key and the names of the genes of each element that has some.
+
+    Raises
+    ------
+    MismatchError
+        A gene has no name.
+    """
+    for each in elements:
+        if each.genes is not None:
+            names = collection.elements[each.name].column_names
+            require_named(collection.locations[0], names)
+            yield each.genes, list(map(str, names))
+
+
+# The tables of a collection: creating, resuming and finishing them.
+
+
+def _hold(connection: Any, job: Job) -> None:
+    """Lock the collection against other loads, as long as the connection is open.
+
+    Raises
+    ------
+    ParameterError
+        Another process is loading it.
+    """
+    query = "SELECT pg_try_advisory_lock(hashtextextended(%s, 17))"
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while not connection.execute(query, (f"cellfeed {job.schema}",)).fetchone()[0]:
+        if time.monotonic() > deadline:
+            msg = f"{job.location}: {job.schema} is being loaded by another process; wait for it"
+            raise ParameterError(msg)
+        time.sleep(_LOCK_SECONDS / 50)
+
+
+def _begin_load(connection: Any, job: Job) -> Sequence[int] | None:
+    """Create the tables, or resume an earlier load.
+
+    Returns
+    -------
+    The missing parts; None if the load is finished.
+
+    Raises
+    ------
+    ParameterError
+        The schema contains something else.
+    """
+    schema = quoted(job.schema)
+    found = connection.execute(
+        "SELECT to_regnamespace(%s) IS NOT NULL, to_regclass(%s) IS NOT NULL",
+        (schema, f"{schema}.cellfeed"),
+    ).fetchone()
+    if found == (False, False):
+        _make(connection, job)
+    elif found == (True, False):
+        msg = f"{job.location}: the schema {job.schema} exists, but is not a collection"
+        raise ParameterError(f"{msg}; give another `name`")
+    elif not job.digest:
+        msg = f"{job.location}: {job.schema} was begun, but its cells cannot be identified"
+        remedy = f"give another `name`, or DROP SCHEMA {schema} CASCADE"
+        raise ParameterError(f"{msg}; {remedy}, and load from .h5ad, which can be resumed")
+    rows = connection.execute(
+        f"SELECT key, value FROM {schema}.cellfeed WHERE key IN ('digest', 'is_complete')"  # noqa: S608
+    ).fetchall()
+    there = dict(rows)
+    if there.get("digest") != job.digest:
+        msg = f"{job.location}: {job.schema} was begun with other files, elements or obs columns"
+        raise ParameterError(f"{msg}; give another `name`, or DROP SCHEMA {schema} CASCADE")
+    if there.get("is_complete"):
+        return None
+    done = {number for (number,) in connection.execute(f"SELECT number FROM {schema}.parts")}  # noqa: S608
+    return [number for number in range(job.n_parts) if number not in done]
+
+
+def _finish(job: Job) -> None:
+    """Record that all parts are written, and their sizes in bytes."""
+    schema = quoted(job.schema)
+    with closing(job.database.connect(for_writing=True)) as connection:
+        with connection.transaction():
+            sizes = connection.execute(f"SELECT sizes FROM {schema}.parts").fetchall()  # noqa: S608
+            totals = [sum(each) for each in zip(*(sizes_ for (sizes_,) in sizes), strict=True)]
+            elements = [
+                {**asdict(each), "n_bytes": total}
+                for each, total in zip(job.elements, totals, strict=True)
+            ]
+            _put(connection, job, {"elements": elements, "is_complete": True})
+            connection.execute(f"DROP TABLE {schema}.parts")
+        connection.execute(f"ANALYZE {schema}.cells")
+        connection.execute(f"ANALYZE {schema}.packed")
+
+
+def _make(connection: Any, job: Job) -> None:
+    schema = quoted(job.schema)
+    obs = "".join(f", {quoted(each.column)} {_sql_type(each)}" for each in job.obs_columns)
+    packed = "".join(f", {quoted(each.column)} bytea" for each in job.elements)
+    not_compressed = ", ".join(
+        f"ALTER {quoted(each.column)} SET STORAGE EXTERNAL" for each in job.elements
+    )
+    library = psycopg(job.location)
+    try:
+        with connection.transaction():
+            connection.execute(f"CREATE SCHEMA {schema}")
+            for table in (
+                "cellfeed (key text PRIMARY KEY, value jsonb NOT NULL)",
+                "parts (number bigint PRIMARY KEY, sizes bigint[] NOT NULL)",
+                f"cells (id bigint PRIMARY KEY, name text NOT NULL{obs})",
+                # Rows stay beside each other in pages of the table, as long as they fit there.
+                f"packed (id bigint PRIMARY KEY{packed}) WITH (toast_tuple_target = 8160)",
+            ):
+                connection.execute(f"CREATE TABLE {schema}.{table}")
+            connection.execute(f"ALTER TABLE {schema}.packed {not_compressed}")
+            metadata = {
+                "version": VERSION,
+                "n_cells": len(job.collection),
+                "token": uuid.uuid4().hex,
+                "digest": job.digest,
+                "is_complete": False,
+                "obs": [asdict(each) for each in job.obs_columns],
+                "elements": [asdict(each) for each in job.elements],
+                **dict(_genes(job.collection, job.elements)),
+            }
+            _put(connection, job, metadata)
+    except library.errors.InsufficientPrivilege as error:
+        msg = f"{job.location}: its user may not create a schema in this database"
+        raise ParameterError(f"{msg}; GRANT CREATE ON DATABASE to it") from error
+
+
+def _put(connection: Any, job: Job, values: dict[str, Any]) -> None:
+    query = (
+        f"INSERT INTO {escaped(quoted(job.schema))}.cellfeed VALUES (%s, %s) "  # noqa: S608
+        "ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+    )
+    with connection.cursor() as cursor:
+        cursor.executemany(query, [(key, json.dumps(value)) for key, value in values.items()])
+
+
+# Writing one part: its cells and their packed rows, in one transaction.
+
+
+class _PartWriter:
+    """Writes parts over one connection, which is reopened if it was dropped.
+
+    Parameters
+    ----------
+    job
+        The job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._connection: Any = None
+
+    def write(self, number: int) -> None:
+        """Write a part, unless it exists.
+
+        Raises
+        ------
+        RemoteError
+            The server refuses it.
+        FormatError
+            A file is damaged, or has text that PostgreSQL cannot store.
+        """
+        job, library = self._job, psycopg(self._job.location)
+        rows = job.rows(number)
+        cells = job.collection[rows]
+        packed = [_packed(cells, each.name) for each in job.elements]
+        obs = job.obs.read(rows)
+        columns = [_python_values(each, obs[each.name]) for each in job.obs_columns]
+        names = [str(each) for each in obs.index]
+        sizes = [sum(map(len, each)) for each in packed]
+        table = escaped(quoted(job.schema, "parts"))
+
+        def attempt() -> None:
+            if self._connection is None or self._connection.closed:
+                self._connection = job.database.connect(for_writing=True)
+            connection = self._connection
+            try:
+                with connection.transaction():
+                    connection.execute("SET LOCAL synchronous_commit = off")  # the last one waits
+                    connection.execute(f"INSERT INTO {table} VALUES (%s, %s)", (number, sizes))  # noqa: S608
+                    self._copy(
+                        connection, "cells", zip(rows.tolist(), names, *columns, strict=True)
+                    )
+                    self._copy(
+                        connection,
+                        "packed",
+                        zip(rows.tolist(), *packed, strict=True),
+                        is_binary=True,
+                    )
+            except library.errors.UniqueViolation:
+                pass  # another process wrote it meanwhile, of a run that was killed
+            except library.DataError as error:
+                msg = (
+                    f"{job.location}: PostgreSQL cannot store obs of cells {rows[0]} to {rows[-1]}"
+                )
+                raise FormatError(f"{msg} ({one_line(error)}); correct it in the files") from None
+
+        job.database.retried(attempt)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _copy(self, connection: Any, table: str, rows: Any, *, is_binary: bool = False) -> None:
+        query = f"COPY {quoted(self._job.schema, table)} FROM STDIN"
+        with (
+            connection.cursor() as cursor,
+            cursor.copy(f"{query} (FORMAT BINARY)" if is_binary else query) as copy,
+        ):
+            if is_binary:
+                copy.set_types(["int8", *("bytea" for _ in self._job.elements)])
+            for row in rows:
+                copy.write_row(row)
+
+
+def _packed(cells: Cells, name: str) -> list[bytes]:
+    """Return each row of an element, packed."""
+    rows = cells[name]
+    if isinstance(rows, np.ndarray):
+        dense: NDArray[Any] = rows.reshape(len(rows), -1)
+        return [pack_row(None, each) for each in dense]
+    ends = pairwise(rows.indptr.tolist())
+    return [pack_row(rows.indices[i:j], rows.data[i:j]) for i, j in ends]
+
+
+PathLike = str | os.PathLike[str]
+
+_writer: _PartWriter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A collection that was loaded into a database.
+
+    Parameters
+    ----------
+    url
+        URL for `open_collection`, without a password.
+    n_cells, n_parts, n_parts_written
+        Number of cells, of parts, and of parts that this call wrote.
+    seconds
+        Duration of this call.
+    """
+
+    url: str
+    n_cells: int
+    n_parts: int
+    n_parts_written: int
+    seconds: float
+
+
+def load_database(
+    paths: PathLike | Source | Iterable[PathLike | Source],
+    url: PathLike,
+    name: str,
+    *,
+    elements: Sequence[str] = ("X",),
+    obs: Sequence[str] | None = None,
+    num_workers: int = 0,
+    database_options: Mapping[str, Any] | None = None,
+    on_progress: Callable[[int, int], object] | None = None,
+) -> Loaded:
+    """Write a collection into a PostgreSQL database, from which `open_collection` reads it.
+
+    docs/how-to/postgres.md describes the tables. Parts of some thousand cells are each written in
+    one transaction. To resume a load that was stopped or killed, repeat the same call: only missing
+    parts are written. A load of cells in memory, or of other cells that cannot be identified,
+    cannot be resumed.
+
+    Parameters
+    ----------
+    paths
+        As for `open_collection`, with its default join of genes.
+    url
+        URL of the database, as libpq takes it: ``postgresql://user@host/db``.
+    name
+        Name of the collection in the database; a schema of this name is created.
+    elements
+        Names of the elements to write.
+    obs
+        Names of the obs columns to write; all if None. With several files, a column with the file
+        of each cell is added.
+    num_workers
+        Number of worker processes that write, each over its own connection. If 0, this process
+        writes.
+    database_options
+        Other options of libpq, such as ``password``. They never appear in messages.
+    on_progress
+        Called with the number of cells in the database, and the total number.
+
+    Raises
+    ------
+    RemoteError
+        The server cannot be reached, or refuses.
+    ParameterError
+        The name is used for something else, another process is loading it, or a column is missing.
+    DeliveryError
+        A process died.
+    CellfeedError
+        See `open_collection`.
+
+    Examples
+    --------
+    >>> from cellfeed import load_database
+    >>> load_database("plates", "postgresql://me@host/cells", "plates")  # doctest: +SKIP
+    """
+    start = time.perf_counter()
+    require_not_negative("num_workers", num_workers)
+    location = Location.of(url, database_options)
+    if location.scheme not in ("postgresql", "postgres"):
+        msg = f"{location.shown}: is not a database; give postgresql://user@host/database"
+        raise ParameterError(msg)
+    database = Database(location, "database_options")
+    with closing(database.connect(for_writing=True)) as connection:
+        collection = open_collection(paths, elements=elements)
+        job = describe_job(collection, database, name, obs)
+        with _failures_named(database):
+            _hold(connection, job)
+            begun = _begin_load(connection, job)
+        missing = begun or ()
+        done = len(collection) - sum(len(job.rows(number)) for number in missing)
+        for number in _written(job, missing, num_workers):
+            done += len(job.rows(number))
+            if on_progress is not None:
+                on_progress(done, len(collection))
+        if begun is not None:
+            database.retried(lambda: _finish(job))
+    separator = "&" if "?" in location.text else "?"
+    return Loaded(
+        url=f"{location}{separator}collection={quote(name)}",
+        n_cells=len(collection),
+        n_parts=job.n_parts,
+        n_parts_written=len(missing),
+        seconds=time.perf_counter() - start,
+    )
+
+
+@contextmanager
+def _failures_named(database: Database) -> Iterator[None]:
+    library = psycopg(database.location)
+    try:
+        yield
+    except library.DataError as error:
+        msg = f"{database.location}: PostgreSQL cannot store a name or category ({one_line(error)})"
+        raise FormatError(f"{msg}; correct it in the files") from None
+    except library.Error as error:
+        raise database.failure(error) from None
+
+
+def _written(job: Job, numbers: Sequence[int], num_workers: int) -> Iterator[int]:
+    """Write parts; yield the number of each part once it is written."""
+    if num_workers == 0 or len(numbers) < 2:  # noqa: PLR2004 - nothing to divide
+        with closing(_PartWriter(job)) as writer:
+            for number in numbers:
+                writer.write(number)
+                yield number
+        return
+    with ProcessPoolExecutor(
+        min(num_workers, len(numbers)),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_begin,
+        initargs=(job,),
+    ) as executor:
+        try:
+            with _without_interrupts():
+                written = executor.map(_write, numbers)
+            yield from written
+        except BrokenExecutor as error:
+            msg = f"{job.location}: a writing process died, perhaps for lack of memory"
+            raise DeliveryError(f"{msg}; repeat the call with fewer `num_workers`") from error
+        except BaseException:
+            executor.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Start processes that get no Ctrl-C, not even while they import: this one stops them."""
+    if not hasattr(signal, "pthread_sigmask"):  # not on this system
+        yield
+        return
+    resource_tracker.ensure_running()  # starting it would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(job: Job) -> None:
+    global _writer  # noqa: PLW0603 - one for each process
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _writer = _PartWriter(job)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits
+
+
+def _end_with_parent() -> None:
+    """Exit once the process that waits is gone, also if it was killed; the executor would not."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _write(number: int) -> int:
+    _writer.write(number)
+    return number

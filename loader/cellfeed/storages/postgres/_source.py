@@ -1,0 +1,399 @@
+"""`PostgresSource`: the cells of a collection in PostgreSQL, or those that fulfil a condition."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import FormatError, ParameterError, PathError, RemoteError, one_line
+from cellfeed._lazy import pd
+from cellfeed._runs import Runs, expand
+from cellfeed.bytes import Location, digest_of
+from cellfeed.rows import CsrRows
+from cellfeed.sources._registry import Storage
+from cellfeed.sources._source import Source, StoredElement
+from cellfeed.storages.postgres._database import (
+    VERSION,
+    Database,
+    ElementColumn,
+    Metadata,
+    ObsColumn,
+    Session,
+    escaped,
+    psycopg,
+    quoted,
+)
+from cellfeed.storages.postgres._pool import PendingRows, PoolOfProcess
+
+# Elements whose rows are packed in a table, and read by key.
+
+
+class PostgresElement(StoredElement):
+    """A column of the table of packed rows.
+
+    Parameters
+    ----------
+    database, pool
+        The database, and the connections that read it.
+    schema, column
+        The schema of the collection, and the metadata of the column.
+    n_stored
+        Number of cells of the whole collection.
+    ids
+        The id of each cell in the table, ascending, int64.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        pool: PoolOfProcess,
+        schema: str,
+        column: ElementColumn,
+        n_stored: int,
+        ids: NDArray[np.int64] | range,
+    ) -> None:
+        self._database, self._pool, self._schema, self._ids = database, pool, schema, ids
+        self._column = column
+        self.shape = (len(ids), *column.row_shape)
+        self.dtype = column.numpy_dtype
+        self.layout = column.layout
+        self.var = None if column.genes is None else column.genes.removeprefix("genes/")
+        self.expected_row_bytes = max(1.0, column.n_bytes / max(1, n_stored))
+        table, packed = quoted(schema, "packed"), quoted(column.column)
+        self._query = f"SELECT id, {packed} FROM {table} WHERE id = ANY($1)"  # noqa: S608
+        # Replaced when it changes, since two threads read it.
+        self._pending = tuple[weakref.ref[PendingRows], ...]()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pending": ()}
+
+    def var_names(self) -> NDArray[np.object_]:
+        """Return the names of the columns."""
+        if self._column.genes is None:
+            return super().var_names()
+        table = escaped(quoted(self._schema, "cellfeed"))
+        query = f"SELECT value FROM {table} WHERE key = %s"  # noqa: S608
+        found = self._database.ask(query, (self._column.genes,))
+        if not found or len(found[0][0]) != self.shape[1]:
+            msg = f"{self._database.location}: the names of genes are damaged"
+            raise FormatError(f"{msg}; load the collection again")
+        return np.array(found[0][0], object)
+
+    def stored_bytes(self) -> int:
+        """Return the size of the packed rows in bytes."""
+        return round(self.expected_row_bytes * len(self._ids))
+
+    def codec(self) -> str:
+        """Return the encoding of rows."""
+        return "zstd, each cell"
+
+    def expect(self, runs: Runs) -> object:
+        """Request rows, without waiting."""
+        pending = self._pool().ask(self._query, self._ids_of(runs), is_urgent=False)
+        self._pending = (*(each for each in self._pending if each()), weakref.ref(pending))
+        return pending
+
+    def read_rows(self, runs: Runs) -> CsrRows | NDArray[Any]:
+        """Return rows: wait for announced ones, and request the others."""
+        from cellfeed.storages.postgres._packed import PackedRowError, unpack_rows  # noqa: PLC0415 - compiles
+
+        ids = self._ids_of(runs)
+        is_dense = self.layout == "dense"
+        n_columns = self._column.n_columns
+        packed = self._packed(ids) if ids.size else []
+        try:
+            indptr, indices, data = unpack_rows(packed, self.dtype, n_columns, is_dense=is_dense)
+        except PackedRowError as error:
+            msg = f"{self._database.location}: `{self._column.name}` of cell {ids[error.row]}"
+            raise FormatError(f"{msg} is damaged; load the collection again") from None
+        if is_dense:
+            return data.reshape(ids.size, *self.shape[1:])
+        return CsrRows(indptr, indices, data, n_columns)
+
+    def _packed(self, ids: NDArray[np.int64]) -> list[bytes]:
+        for pending in (each() for each in self._pending):
+            at = None if pending is None else pending.positions(ids)
+            if pending is not None and at is not None:
+                rows = pending.packed(self._database.location)
+                return rows if at.size == len(rows) else [rows[k] for k in at.tolist()]
+        asked: PendingRows = self._pool().ask(self._query, ids, is_urgent=True)
+        return asked.packed(self._database.location)
+
+    def _ids_of(self, runs: Runs) -> NDArray[np.int64]:
+        rows = expand(runs)
+        return rows if isinstance(self._ids, range) else self._ids[rows]
+
+
+# Converting obs columns of the table of cells to pandas.
+
+_ROWS = 50_000  # rows that are Python objects at a time
+
+
+class _Column:
+    """One column, read in batches."""
+
+    def __init__(self, column: ObsColumn) -> None:
+        self.column = column
+        self._codes = {each: k for k, each in enumerate(column.categories or ())}
+        self._parts = list[Any]()
+
+    def append(self, values: Sequence[Any]) -> None:
+        """Append the values of a batch."""
+        dtype, codes = self.column.dtype, self._codes
+        if dtype == "category":
+            self._parts.append(np.fromiter((codes.get(each, -1) for each in values), np.int32))
+        elif dtype == "text":
+            found = (-1 if each is None else codes.setdefault(each, len(codes)) for each in values)
+            self._parts.append(np.fromiter(found, np.int32))
+        elif dtype[0].isupper() or dtype == "boolean":  # pandas' nullable dtypes
+            self._parts.append(pd.Series(values, dtype=dtype))
+        else:
+            is_whole = None not in values or np.dtype(dtype).kind not in "iub"
+            numbers = [np.nan if each is None else each for each in values]
+            self._parts.append(np.array(numbers, dtype if is_whole else np.float64))
+
+    def series(self) -> pd.Series[Any]:
+        """Return the whole column."""
+        dtype = self.column.dtype
+        if dtype in ("category", "text"):
+            codes = np.concatenate([np.empty(0, np.int32), *self._parts])
+            names = pd.Index([*(self.column.categories or self._codes)])
+            ordered = self.column.is_ordered
+            return pd.Series(pd.Categorical.from_codes(codes, names, ordered=ordered))
+        if not self._parts:
+            return pd.Series([], dtype=dtype)
+        return pd.concat([pd.Series(part) for part in self._parts], ignore_index=True)
+
+
+# Including collections that the user may not read, which information_schema does not show.
+_COLLECTIONS = """
+SELECT nspname, has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
+WHERE relname = 'cellfeed' AND relkind IN ('r', 'p', 'v', 'f') ORDER BY 1
+"""
+
+
+class PostgresSource(Source):
+    """Cells of a collection in PostgreSQL, optionally those that fulfil a condition.
+
+    Pass it to `open_collection` in place of a URL; to read all cells, the URL suffices.
+    `load_database` writes such collections. psycopg (``pip install 'cellfeed[postgres]'``) reads
+    them by key over several connections, and each process opens its own.
+
+    Parameters
+    ----------
+    url
+        URL as libpq takes it, with the name of the collection:
+        ``postgresql://user@host/db?collection=NAME``. The name may be left out if the database has
+        only one collection.
+    where
+        SQL condition on the columns of the table of cells, such as ``"cell_type = 'B' AND n_counts
+        > 500"``; all cells if None. The selected cells are numbered from 0, by ascending id.
+    storage_options
+        Other options of libpq, such as ``password`` or ``sslmode``; ``connections``, the maximum
+        number of connections of a process (8); and ``retry_seconds``, how long to retry if the
+        server does not answer (120). They never appear in messages.
+
+    Raises
+    ------
+    RemoteError
+        The server cannot be reached, or refuses.
+    PathError
+        There is no such collection.
+    FormatError
+        The collection has another version or is incomplete, or psycopg is not installed.
+    ParameterError
+        ``where`` is not a valid SQL condition, or no cell fulfils it.
+
+    Examples
+    --------
+    >>> from cellfeed import PostgresSource, open_collection
+    >>> url = "postgresql://reader@host/cells?collection=plates"
+    >>> source = PostgresSource(url, where="cell_type = 'B'")  # doctest: +SKIP
+    >>> open_collection([source], obs=["donor"])  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        where: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.location = Location.of(url, storage_options)
+        self._database = Database(self.location)
+        self._where = where
+        self._schema, self._metadata = self._read_metadata()
+        self._ids: NDArray[np.int64] | range = range(self._metadata.n_cells)
+        if where is not None:
+            self._ids = self._read_ids(where)
+        pool = PoolOfProcess(self._database)
+        n_stored = self._metadata.n_cells
+        self.elements = {
+            each.name: PostgresElement(
+                self._database, pool, self._schema, each, n_stored, self._ids
+            )
+            for each in self._metadata.elements
+        }
+
+    def __repr__(self) -> str:
+        where = "" if self._where is None else f", where={self._where!r}"
+        return f"PostgresSource({str(self.location)!r}{where})"
+
+    @property
+    def n_rows(self) -> int:
+        """Number of cells."""
+        return len(self._ids)
+
+    def version(self) -> str:
+        """Return a digest of this load of the collection and of the selected cells."""
+        return digest_of(self._metadata.token, self.selection())
+
+    def selection(self) -> str:
+        """Return the condition that its cells fulfil; empty if it has all cells."""
+        return self._where or ""
+
+    def obs_names(self) -> list[str]:
+        """Return the names of the obs columns."""
+        return [each.name for each in self._metadata.obs]
+
+    def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
+        """Read obs columns, and nothing else."""
+        return self._read(columns, self._ids)
+
+    def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
+        """Read rows of obs columns, indexed by the names of the cells."""
+        ids = rows if isinstance(self._ids, range) else self._ids[rows]
+        table = self._read(columns, ids, named=True)
+        texts = [each.name for each in self._metadata.obs if each.dtype == "text"]
+        return table.astype({name: "string" for name in columns if name in texts})
+
+    def _read(
+        self, columns: Sequence[str], ids: NDArray[np.int64] | range, *, named: bool = False
+    ) -> pd.DataFrame:
+        """Read columns of cells; text becomes categorical.
+
+        Parameters
+        ----------
+        columns
+            Names of the columns.
+        ids
+            Ids of the cells, ascending; a range means all cells.
+        named
+            Whether the index contains the names of the cells, as Python strings.
+        """
+        by_name = {each.name: each for each in self._metadata.obs}
+        made = [_Column(by_name[name]) for name in columns]
+        stored = [*(each.column.column for each in made), *(["name"] if named else [])]
+        names, n_read = list[Any](), 0
+        for rows in self._pages(stored, None if isinstance(ids, range) else ids):
+            n_read += len(rows)
+            by_column = list(zip(*rows, strict=True))
+            for column, values in zip(made, by_column[1:], strict=False):
+                column.append(values)
+            if named and rows:
+                names += by_column[-1]
+        if n_read != len(ids):
+            msg = f"{self.location}: the table of cells has only {n_read} of {len(ids)} rows"
+            raise FormatError(f"{msg}; load the collection again")
+        index = pd.Index(names, dtype=object) if named else pd.RangeIndex(n_read)
+        return pd.DataFrame({each.column.name: each.series().array for each in made}, index=index)
+
+    def _pages(
+        self, columns: Sequence[str], which: NDArray[np.int64] | str | None
+    ) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield ids and columns of cells, by ascending id, many rows at a time.
+
+        Parameters
+        ----------
+        columns
+            Columns of the table.
+        which
+            Ids, ascending; a condition, as SQL; None for all cells.
+        """
+        selected = ", ".join(["id", *map(quoted, columns)])
+        cells = quoted(self._schema, "cells")
+        head = escaped(f"SELECT {selected} FROM {cells} WHERE ")  # noqa: S608 - they are quoted
+        with closing(Session(self._database)) as session:
+            if isinstance(which, np.ndarray):
+                for k in range(0, which.size, _ROWS):
+                    some = which[k : k + _ROWS].tolist()
+                    yield session.ask(f"{head} id = ANY(%s) ORDER BY id", (some,))
+                return
+            condition = "" if which is None else f"({escaped(which)}\n) AND "
+            query = f"{head}{condition} id > %s ORDER BY id LIMIT {_ROWS}"
+            last = -1
+            while rows := session.ask(query, (last,)):
+                yield rows
+                last = rows[-1][0]
+
+    def _read_metadata(self) -> tuple[str, Metadata]:
+        psycopg(self.location)
+        with closing(Session(self._database)) as session:
+            found = dict(session.ask(_COLLECTIONS))
+            readable = [name for name, may_read in found.items() if may_read]
+            schema = self._database.collection
+            if schema is None and len(readable) == 1:
+                schema = readable[0]
+            if schema is None or schema not in found:
+                said = (
+                    "name a collection" if schema is None else f"there is no collection {schema!r}"
+                )
+                listed = ", ".join(readable) or "none"
+                msg = f"{self.location}: {said}; give ?collection=NAME, one of: {listed}"
+                raise PathError(msg)
+            rows = dict(
+                session.ask(
+                    f"SELECT key, value FROM {quoted(schema, 'cellfeed')} "  # noqa: S608 - it is quoted
+                    "WHERE key NOT LIKE 'genes/%'"
+                )
+            )
+        if rows.get("version") != VERSION:
+            msg = f"{self.location}: {schema} has version {rows.get('version')!r} of the layout"
+            raise FormatError(
+                f"{msg}, but this cellfeed reads {VERSION}; load it again, or update cellfeed"
+            )
+        try:
+            metadata = Metadata.from_rows(rows)
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"{self.location}: the metadata of {schema} is damaged ({one_line(error)})"
+            raise FormatError(f"{msg}; load it again") from None
+        if not metadata.is_complete:
+            msg = f"{self.location}: {schema} is incomplete, since loading was interrupted"
+            raise FormatError(f"{msg}; run the same `cellfeed load-database` again")
+        return schema, metadata
+
+    def _read_ids(self, where: str) -> NDArray[np.int64]:
+        try:
+            pages = self._pages([], where)
+            parts = [np.fromiter((id_ for (id_,) in rows), np.int64) for rows in pages]
+        except RemoteError as error:
+            cause = error.__context__
+            state = str(getattr(cause, "sqlstate", None) or "")
+            if not state.startswith(("22", "42")) or state == "42501":  # not granted
+                raise
+            columns = ", ".join(each.column for each in self._metadata.obs)
+            said = one_line(cause) if cause is not None else ""
+            msg = f"{self.location}: where={where!r} is not a valid SQL condition ({said})"
+            raise ParameterError(f"{msg}; the columns are: id, name, {columns}") from None
+        if not parts:
+            msg = f"{self.location}: no cell fulfils where={where!r}; give another condition"
+            raise ParameterError(msg)
+        return np.concatenate(parts)
+
+
+# URLs of PostgreSQL servers.
+
+
+POSTGRES = Storage(
+    name="PostgreSQL",
+    open=lambda location, _: [PostgresSource(location)],
+    schemes=("postgresql", "postgres"),
+    extra="postgres",
+)

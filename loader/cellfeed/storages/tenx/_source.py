@@ -1,0 +1,319 @@
+"""Matrices of 10x Genomics in HDF5. They are CSC with a column for each cell: CSR by cell.
+
+Format: https://www.10xgenomics.com/support/software/cell-ranger/latest/analysis/outputs/cr-outputs-h5-matrices
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from copy import copy
+from functools import cached_property
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import FormatError, ParameterError
+from cellfeed._lazy import pd
+from cellfeed.bytes import Location
+from cellfeed.sources._anndata import _annotations as frames
+from cellfeed.sources._anndata._damage import damage_named
+from cellfeed.sources._anndata._file import FileSource, is_group
+from cellfeed.sources._anndata._h5file import H5File, own_members
+from cellfeed.sources._anndata._local_h5file import LocalH5File
+from cellfeed.sources._anndata._matrix import StoredCsr
+from cellfeed.sources._anndata._remote_h5file import RemoteH5File
+from cellfeed.sources._anndata._sizes import check_sizes
+from cellfeed.sources._source import as_text
+
+_MATRIX = "matrix"  # the group since Cell Ranger 3; before, there was one for each genome
+_ARRAYS = {"barcodes", "indptr"}  # by which a matrix of one genome is recognized
+_WRITER = "Cell Ranger"
+# Columns of var, as scanpy names them, and the arrays that hold them.
+_COLUMNS = {"gene_ids": "id", "feature_types": "feature_type", "genome": "genome"}
+_GENES = "Gene Expression"
+_LIBRARY = "library"  # the obs column that files have
+
+
+def matrices(root: h5py.Group) -> tuple[str, ...]:
+    """Return the groups that are matrices of 10x Genomics: one, or one for each genome."""
+    groups = {name: each for name, each in own_members(root).items() if is_group(each)}
+    if _MATRIX in groups and "features" in groups[_MATRIX]:
+        return (_MATRIX,)
+    return tuple(name for name in sorted(groups) if groups[name].keys() >= _ARRAYS)
+
+
+class TenxCsr(StoredCsr):
+    """The matrix of one group.
+
+    Parameters
+    ----------
+    file, group
+        The file, and the group.
+    names
+        The array of the names of features.
+    """
+
+    _writer = _WRITER
+
+    def __init__(self, file: H5File, group: str, names: str) -> None:
+        super().__init__(file, group, names, f"{group}/barcodes")
+        self._names, self.var = names, "var"
+
+    def var_names(self) -> NDArray[np.object_]:
+        """Return the names of the features, str, shape (n_columns,)."""
+        with self._damage_named(self._names):
+            names = frames.read_names(self._file, self._names)
+        return names if self.stored_columns is None else names[self.stored_columns >= 0]
+
+    def of_features(self, modality: str, are_wanted: NDArray[np.bool_]) -> TenxCsr:
+        """Return the matrix of some of its features, which shares its tables.
+
+        Parameters
+        ----------
+        modality
+            The name of these features.
+        are_wanted
+            Whether each feature is one of them, shape (n_columns,).
+        """
+        selected, n_columns = copy(self), int(np.count_nonzero(are_wanted))
+        selected.var, selected.shape = f"mod/{modality}/var", (self.shape[0], n_columns)
+        if n_columns < self.shape[1]:
+            numbers = np.where(are_wanted, np.cumsum(are_wanted) - 1, -1)
+            selected.stored_columns = numbers.astype(np.int32)
+        return selected
+
+    def _shape_of(self, group: Any) -> tuple[int, int]:
+        shape = group["shape"]
+        if shape.size != 2 or shape.dtype.kind not in "iu":  # noqa: PLR2004 - rows and columns
+            what = f"has shape {shape.shape} and dtype {shape.dtype}"
+            raise self._inconsistent(f"its `shape` is not two numbers, but {what}")
+        n_features, n_cells = shape[()].ravel().tolist()
+        return n_cells, n_features
+
+
+class TenxSource(FileSource):
+    """A feature-barcode matrix of 10x Genomics, as Cell Ranger and compatible programs write it.
+
+    Pass it to `open_collection` in place of a path, to add annotations of cells, or to choose one
+    of several genomes; otherwise the path suffices. Cells are named by their barcodes, and features
+    by their names, as `scanpy.read_10x_h5` does. Files of version 3 (group ``matrix``) and 2 (a
+    group for each genome) are read. The obs column ``library`` is what Cell Ranger calls the
+    library of a cell, or the number of its GEM well where the file does not name libraries.
+
+    Parameters
+    ----------
+    file
+        The ``.h5`` file: a path, or a URL.
+    genome
+        The genome to read, if a file of version 2 has several. Each has cells of its own.
+    obs
+        Annotations of cells, a data frame indexed by barcode, whose columns become obs columns and
+        stay in memory. Values are missing for cells that it lacks; rows of other cells are ignored.
+    storage_options
+        See `open_collection`.
+
+    Attributes
+    ----------
+    elements
+        ``"X"``, all features; and ``"mod/FEATURE_TYPE/X"`` for each type of features, such as
+        ``"mod/Antibody Capture/X"``.
+
+    Raises
+    ------
+    PathError
+        There is no such file.
+    FormatError
+        It is not such a file, is damaged, or has several genomes or not this one.
+    ParameterError
+        ``obs`` has a barcode twice, or none of the file.
+
+    Examples
+    --------
+    >>> import h5py, pandas as pd, tempfile
+    >>> from cellfeed import open_collection
+    >>> path = f"{tempfile.mkdtemp()}/filtered_feature_bc_matrix.h5"
+    >>> with h5py.File(path, "w") as file:
+    ...     group = file.create_group("matrix")
+    ...     group["barcodes"] = np.array([b"AAAC-1", b"AAAG-1"])
+    ...     for name, values in {"id": b"ENSG1", "name": b"CD4", "genome": b"GRCh38"}.items():
+    ...         group[f"features/{name}"] = np.array([values])
+    ...     group["features/feature_type"] = np.array([b"Gene Expression"])
+    ...     group["data"], group["indices"] = np.array([7], "i4"), np.array([0])
+    ...     group["indptr"], group["shape"] = np.array([0, 0, 1]), np.array([1, 2], "i4")
+    >>> obs = pd.DataFrame({"cell_type": ["T", "B"]}, index=["AAAG-1", "AAAC-1"])
+    >>> collection = open_collection(TenxSource(path, obs=obs), obs=["cell_type"])
+    >>> collection[[1]].X.toarray(), collection.obs_names([1])
+    (array([[7]], dtype=int32), array(['AAAG-1'], dtype=object))
+    """
+
+    _file: H5File
+
+    def __init__(
+        self,
+        file: str | os.PathLike[str] | H5File,
+        *,
+        genome: str | None = None,
+        obs: pd.DataFrame | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(file if isinstance(file, H5File) else _file_at(file, storage_options))
+        with damage_named(self.location, _MATRIX, writer=_WRITER):
+            self._group = self._chosen(matrices(self._file()), genome)
+        self._features = f"{self._group}/features" if self._group == _MATRIX else self._group
+        names = f"{self._features}/{'name' if self._group == _MATRIX else 'gene_names'}"
+        X = TenxCsr(self._file, self._group, names)
+        types = self._types(X.shape[1])
+        self.elements = {"X": X} | {
+            f"mod/{each}/X": X.of_features(each, types == each)
+            for each in dict.fromkeys(types.tolist())
+        }
+        self._obs, self._obs_rows = obs, None if obs is None else self._matched(obs)
+
+    def selection(self) -> str:
+        """Return the genome, if there is a matrix for each."""
+        return "" if self._group == _MATRIX else self._group
+
+    def stored_elements(self) -> dict[str, str]:
+        """Return the encoding of ``X``, which contains the features of all types."""
+        return {"X": "csr"}
+
+    def obs_names(self) -> list[str]:
+        """Return ``library``, and the names of the columns of the given ``obs``."""
+        given = [] if self._obs is None else [*map(str, self._obs)]
+        return given if _LIBRARY in given else [_LIBRARY, *given]
+
+    def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
+        """Return columns, with missing values for cells that the given ``obs`` lacks."""
+        table = self._annotations(columns, slice(None))
+        if _LIBRARY in columns and _LIBRARY not in table:
+            table[_LIBRARY] = self._libraries
+        return table[[*columns]]
+
+    def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
+        """Return rows of columns, indexed by barcode."""
+        path = f"{self._group}/barcodes"
+        with self._damage_named(path):
+            barcodes = frames.read_rows(self._file.stored(path), rows)
+        table = self._annotations(columns, rows)
+        if _LIBRARY in columns and _LIBRARY not in table:
+            table[_LIBRARY] = self._libraries[rows]
+        return as_text(table[[*columns]].set_axis(pd.Index(barcodes, dtype=object), axis=0))
+
+    def read_var(self) -> pd.DataFrame:
+        """Read the table of features: ids, types, genomes, and what else the file says of them."""
+        n_features = self.elements["X"].shape[1]
+        names = pd.Index(self.elements["X"].var_names(), dtype=object)
+        if self._group != _MATRIX:
+            columns: dict[str, Any] = {"feature_types": _GENES, "genome": self._group}
+            path = f"{self._group}/genes"  # some programs write names alone
+            ids = {"gene_ids": self._read(path)} if path in self._file() else {}
+            return pd.DataFrame(ids | columns, index=names)
+        with self._damage_named(self._features):
+            stored = {
+                name: f"{self._features}/{name}"
+                for name, each in self._file.stored(self._features).items()
+                if not is_group(each) and each.shape == (n_features,)
+            }
+        known = {column: stored.pop(name) for column, name in _COLUMNS.items() if name in stored}
+        others = {name: path for name, path in stored.items() if name != "name"}
+        paths = known | others
+        return pd.DataFrame({name: self._read(each) for name, each in paths.items()}, index=names)
+
+    def _chosen(self, there: Sequence[str], genome: str | None) -> str:
+        """Return the group to read."""
+        if not there:
+            msg = f"{self.location}: is not a feature-barcode matrix of 10x Genomics"
+            raise FormatError(f"{msg}; give filtered_feature_bc_matrix.h5 of Cell Ranger")
+        if genome is None and len(there) == 1:
+            return there[0]
+        listed = ", ".join(there)
+        if there == (_MATRIX,):
+            msg = f"`genome` is for files with a matrix for each genome, but {self.location} has"
+            raise ParameterError(f"{msg} one for all; choose genes by `open_collection(genes=...)`")
+        if genome is None:
+            msg = f"{self.location}: has matrices of {len(there)} genomes ({listed})"
+            one = f"cellfeed.TenxSource({self.location.text!r}, genome={there[0]!r})"
+            raise FormatError(f"{msg}; choose one, such as {one}")
+        if genome not in there:
+            raise FormatError(f"{self.location}: has no genome {genome!r}, but {listed}; give one")
+        return genome
+
+    def _types(self, n_features: int) -> NDArray[Any]:
+        """Return the type of each feature, str, shape (n_features,)."""
+        if self._group != _MATRIX:
+            return np.full(n_features, _GENES, object)
+        types = self._read(f"{self._features}/feature_type")
+        if types.shape != (n_features,):
+            msg = f"{self.location}: `{self._group}` has {n_features:,} features, but types of"
+            raise FormatError(f"{msg} {types.size:,}; copy or download it again")
+        return types
+
+    def _read(self, path: str) -> NDArray[Any]:
+        """Read an array of text, or of numbers."""
+        with self._damage_named(path):
+            check_sizes(self._file, path)
+            stored = self._file.stored(path)
+            is_text = stored.dtype.kind not in "biuf"
+            values = (stored.asstr() if is_text else stored)[()]
+            return np.array(values, object) if is_text else np.asarray(values)
+
+    def _matched(self, obs: pd.DataFrame) -> NDArray[np.int32]:
+        """Return the row of each cell in ``obs``, -1 for those that it lacks."""
+        index = pd.Index(obs.index.astype(str), dtype=object)
+        repeated = index[index.duplicated()]
+        if len(repeated):
+            msg = f"`obs` has the barcode {repeated[0]!r} twice; give one row for each cell"
+            raise ParameterError(f"{self.location}: {msg}")
+        barcodes = self._read(f"{self._group}/barcodes")
+        rows = np.asarray(index.get_indexer(pd.Index(barcodes, dtype=object)), np.int32)
+        if barcodes.size and (rows < 0).all():
+            shown = f"{index[0]!r}" if len(index) else "empty"
+            msg = f"`obs` has none of its barcodes: its index is {shown}, not {barcodes[0]!r}"
+            raise ParameterError(f"{self.location}: {msg}; index it by barcode")
+        return rows
+
+    @cached_property
+    def _libraries(self) -> pd.Categorical:
+        """The library of each cell; a barcode ends in the number of its GEM well, as in -1."""
+        barcodes = self._read(f"{self._group}/barcodes")
+        with self._damage_named(_MATRIX):
+            stored = np.atleast_1d(self._file().attrs.get("library_ids", []))
+            ids = [each.decode() if isinstance(each, bytes) else str(each) for each in stored]
+        if not barcodes.size:
+            return pd.Categorical([])
+        parts = np.char.rpartition(barcodes.astype(str), "-")
+        of_barcodes = np.where(parts[:, 1] == "", "1", parts[:, 2])
+        wells, numbers = np.unique(of_barcodes, return_inverse=True)
+        known = {str(number): name for number, name in enumerate(ids, 1)}
+        names, of_well = np.unique([known.get(each, each) for each in wells], return_inverse=True)
+        return pd.Categorical.from_codes(of_well[numbers], pd.Index(names.astype(object)))
+
+    def _annotations(
+        self, columns: Sequence[str], which: slice | NDArray[np.int64]
+    ) -> pd.DataFrame:
+        """Return those of the columns that the given ``obs`` has."""
+        if self._obs is None or self._obs_rows is None:
+            n_rows = np.arange(self.n_rows)[which].size
+            return pd.DataFrame(index=pd.RangeIndex(n_rows))
+        given = self._obs.rename(columns=str)
+        table = given[[name for name in columns if name in given]]
+        rows = self._obs_rows[which]
+        if (self._obs_rows < 0).any():  # integers and booleans have no value that is missing
+            whole = [name for name in table if table[name].dtype.kind in "iub"]
+            table = table.astype({name: table[name].convert_dtypes().dtype for name in whole})
+        table = table.reset_index(drop=True)
+        return table.reindex(rows).reset_index(drop=True)
+
+    def _damage_named(self, element: str) -> AbstractContextManager[None]:
+        return damage_named(self.location, element, writer=_WRITER)
+
+
+def _file_at(where: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> H5File:
+    location = Location.of(where, storage_options)
+    if location.path is None:
+        return RemoteH5File(location)
+    return LocalH5File(location.path, location.options)

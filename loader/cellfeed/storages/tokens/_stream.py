@@ -1,0 +1,740 @@
+"""`TokenStream`: a folder of token shards, with windows or documents as rows."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellfeed._errors import FormatError, ParameterError, require_positive
+from cellfeed._lazy import pd
+from cellfeed._runs import Runs, expand
+from cellfeed.bytes import Location
+from cellfeed.decode import FileExtents, RowRanges, SlowRead
+from cellfeed.rows import RaggedRows
+from cellfeed.sources._registry import Storage
+from cellfeed.sources._source import Source, StoredElement, read_ragged, why_not_cast
+from cellfeed.storages.tokens._shards import (
+    DOCUMENTS,
+    INDEX,
+    METADATA,
+    SPAN_RECORD,
+    SPANS,
+    SUFFIX,
+    TOKENS,
+    UNFINISHED,
+    Shards,
+)
+
+# The rows of a stream: windows, or documents. Both say where rows begin and how long they are, in
+# which shard each begins, and which document of the shard it is, or begins in.
+
+
+class Windows:
+    """Windows of equal length, which may cross shards; a shorter last window is left out.
+
+    Parameters
+    ----------
+    shards
+        The shards of the stream.
+    window, stride
+        Number of tokens of a window, and between the starts of consecutive windows.
+    """
+
+    def __init__(self, shards: Shards, window: int, stride: int) -> None:
+        self._shards, self._window, self._stride = shards, window, stride
+        self._offsets = shards.table(DOCUMENTS, "<i8")
+        self.n_rows = max(0, (shards.n_tokens - window) // stride + 1)
+
+    def ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where rows begin in the stream, and the number of tokens of each."""
+        return rows * self._stride, np.full(rows.size, self._window, np.int64)
+
+    def load_tables(self) -> None:
+        """Do nothing: where windows lie is known."""
+
+    def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the shard in which each row begins."""
+        return _last_not_above(self._shards.bounds, rows * self._stride)
+
+    def documents_of(self, shard: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the document of a shard in which each row begins."""
+        starts = rows * self._stride - self._shards.bounds[shard]
+        return _last_not_above(self._offsets.of(shard), starts)
+
+
+class Documents:
+    """Documents, in the order in which they were appended to the shards.
+
+    Parameters
+    ----------
+    shards
+        The shards of the stream, all of which have documents.
+    """
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+        counts = [header.n_documents or 0 for header in shards.headers]
+        self._firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self._offsets = shards.table(DOCUMENTS, "<i8")
+        self._longest = np.array([each.longest_document for each in shards.headers], np.int64)
+        self.n_rows = int(self._firsts[-1])
+
+    def ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where rows begin in the stream, and the number of tokens of each."""
+        shards = self.shards_of(rows)
+        own = rows - self._firsts[shards]
+        starts, stops = self._offsets.rows(shards, own), self._offsets.rows(shards, own + 1)
+        sizes = np.diff(self._shards.bounds)[shards]
+        wrong = (starts < 0) | (stops < starts) | (stops > sizes)
+        wrong |= stops - starts > self._longest[shards]
+        if wrong.any():
+            bad = int(np.flatnonzero(wrong)[0])
+            what = f"document {own[bad]} has tokens {starts[bad]} to {stops[bad]}"
+            raise self._shards.damaged(int(shards[bad]), DOCUMENTS, what)
+        return self._shards.bounds[shards] + starts, stops - starts
+
+    def load_tables(self) -> None:
+        """Read where documents lie."""
+        self._offsets.load()
+
+    def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the shard of each row."""
+        return _last_not_above(self._firsts, rows)
+
+    def documents_of(self, shard: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the document of a shard that each row is."""
+        documents: NDArray[np.int64] = rows - self._firsts[shard]
+        return documents
+
+
+TokenRows = Windows | Documents
+
+
+def _last_not_above(bounds: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.asarray(np.searchsorted(bounds, values, side="right") - 1)
+
+
+def extents_of(
+    bounds: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> FileExtents:
+    """Return ranges of a stream by shard.
+
+    Parameters
+    ----------
+    bounds
+        Where each shard begins, ascending, int64, shape (n_shards + 1,).
+    starts, lengths
+        The ranges: first token and number of tokens, int64, shape (n,).
+
+    Examples
+    --------
+    >>> extents_of(np.array([0, 4, 10]), np.array([1, 3]), np.array([2, 4])).files.tolist()
+    [0, 0, 1]
+    """
+    first = _last_not_above(bounds, starts)
+    stop = np.searchsorted(bounds, starts + lengths, side="left")
+    n_pieces = np.where(lengths > 0, stop - first, 0)
+    rows = np.repeat(np.arange(starts.size), n_pieces)
+    shards = expand(np.stack([first, first + n_pieces], axis=1))
+    begins = np.maximum(starts[rows], bounds[shards])
+    counts = np.minimum((starts + lengths)[rows], bounds[shards + 1]) - begins
+    there = np.flatnonzero(counts)  # shards may be empty
+    rows, shards, begins = rows[there], shards[there], begins[there]
+    return FileExtents(
+        lengths=lengths,
+        rows=rows,
+        files=shards,
+        firsts=begins - bounds[shards],
+        counts=counts[there],
+        within=begins - starts[rows],
+    )
+
+
+SPAN = np.dtype(
+    [("start", "<i8"), ("stop", "<i8"), ("shard", "<i8"), ("id", "<i8"), ("n_bytes", "<i8")]
+)
+"""A delivered span: its tokens relative to the first of the row, the shard, the number of its
+metadata there, and their size in bytes."""
+
+
+# Reading the spans that overlap rows, and their metadata.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """Spans of rows: their records, the extents of rows by shard, and the extent of each record.
+
+    ``metadata`` has the byte range of the metadata of each extent, shape (n_extents, 2).
+    """
+
+    extents: FileExtents
+    records: NDArray[Any]
+    of_extent: NDArray[np.int64]
+    metadata: NDArray[np.int64]
+
+
+class SpanReader:
+    """Reads the spans of rows, and their metadata.
+
+    The memory-mapped index locates the records of a window: the blocks that the window overlaps
+    are contiguous, and each lists the spans that overlap it. A span that is in several blocks is
+    read once.
+
+    Parameters
+    ----------
+    shards, rows
+        The shards of the stream, and its rows.
+    """
+
+    def __init__(self, shards: Shards, rows: TokenRows) -> None:
+        self._shards, self._rows = shards, rows
+        self._has_spans = np.array([header.n_spans > 0 for header in shards.headers])
+        self._blocks = np.array([header.block for header in shards.headers], np.int64)
+        self._sizes = np.array(
+            [
+                [each.files.get(name, (0, 0))[0] for name in (SPANS, METADATA)]
+                for each in shards.headers
+            ],
+            np.int64,
+        )
+        self._index = shards.table(INDEX, ("<i8", 2))
+        self._files = {name: shards.files(name) for name in (SPANS, METADATA)}
+        self._for_other: tuple[str, NDArray[np.int64], _Found] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_for_other": None}
+
+    def spans(self, rows: NDArray[np.int64]) -> RaggedRows:
+        """Return the spans of ascending rows, sorted by start; values are `SPAN`."""
+        found = self._find(SPANS, rows)
+        records, extents = found.records, found.extents
+        spans = np.zeros(records.size, SPAN)
+        shift = (extents.within - extents.firsts)[found.of_extent]
+        spans["start"], spans["stop"] = records["start"] + shift, records["stop"] + shift
+        spans["shard"] = extents.files[found.of_extent]
+        spans["id"], spans["n_bytes"] = records["id"], records["n_bytes"]
+        return RaggedRows(_offsets(rows.size, extents.rows[found.of_extent]), spans)
+
+    def metadata(self, rows: NDArray[np.int64]) -> RaggedRows:
+        """Return the metadata of the spans of rows, in the order of the spans; values are uint8."""
+        found = self._find(METADATA, rows)
+        ranges = self._stored(METADATA, np.dtype(np.uint8), found.extents.files, found.metadata)
+        stored = read_ragged(ranges, np.arange(len(found.metadata)))
+        of, n_bytes = found.of_extent, found.records["n_bytes"].astype(np.int64)
+        firsts = found.records["first_byte"] - found.metadata[of, 0]
+        wrong = (firsts < 0) | (n_bytes < 0) | (firsts + n_bytes > stored.lengths[of])
+        self._check(wrong, found.extents.files[of], SPANS)
+        firsts += stored.offsets[of]
+        values = stored.values[expand(np.stack([firsts, firsts + n_bytes], axis=1))]
+        of_row = np.repeat(found.extents.rows[of], n_bytes)
+        return RaggedRows(_offsets(rows.size, of_row), values)
+
+    def _find(self, name: str, rows: NDArray[np.int64]) -> _Found:
+        """Return what the other element has found in the same rows, once; otherwise find it."""
+        left, self._for_other = self._for_other, None
+        if left is not None and left[0] != name and np.array_equal(left[1], rows):
+            return left[2]
+        found = self._read(rows)
+        self._for_other = name, rows, found
+        return found
+
+    def _read(self, rows: NDArray[np.int64]) -> _Found:
+        extents = extents_of(self._shards.bounds, *self._rows.ranges(rows))
+        firsts, seconds, ends = self._located(extents)
+        located = np.stack([firsts, ends], axis=1)
+        ranges = self._stored(SPANS, SPAN_RECORD, extents.files, located[:, :, 0])
+        stored = read_ragged(ranges, np.arange(len(located)))
+        records, of_extent = stored.values, np.repeat(np.arange(len(stored)), stored.lengths)
+        starts, stops = extents.firsts[of_extent], (extents.firsts + extents.counts)[of_extent]
+        # If a span is in several blocks, take the record in the first block that the row overlaps.
+        first_records = (seconds - firsts)[of_extent, 0]
+        in_first = np.arange(records.size) - stored.offsets[of_extent] < first_records
+        overlaps = in_first | (records["began_before"] == 0)
+        overlaps &= (records["start"] < stops) & (records["stop"] > starts)
+        return _Found(extents, records[overlaps], of_extent[overlaps], located[:, :, 1])
+
+    def _located(self, extents: FileExtents) -> NDArray[np.int64]:
+        """Return the first record and the first byte of metadata of three blocks of each extent.
+
+        These are its first block, the next one, and the one after its last; shape
+        (3, n_extents, 2).
+        """
+        located = np.zeros((3, extents.rows.size, 2), np.int64)
+        there = np.flatnonzero(self._has_spans[extents.files])
+        shards = extents.files[there]
+        block = self._blocks[shards]
+        first = extents.firsts[there] // block
+        last = (extents.firsts + extents.counts - 1)[there] // block
+        for k, blocks in enumerate((first, first + 1, last + 1)):
+            located[k, there] = self._index.rows(shards, blocks)
+        most = self._sizes[extents.files] // [SPAN_RECORD.itemsize, 1]
+        wrong = (located[0] < 0) | (located[2] < located[0]) | (located[2] > most)
+        self._check(wrong.any(axis=1), extents.files, INDEX)
+        return located
+
+    def load_tables(self) -> None:
+        """Read the index of all shards that have one."""
+        for shard in np.flatnonzero(self._has_spans).tolist():
+            self._index.of(shard)
+
+    def expect(self, rows: NDArray[np.int64], name: str) -> object:
+        """Request the spans of rows, or their metadata, without waiting; return the requests."""
+        extents = extents_of(self._shards.bounds, *self._rows.ranges(rows))
+        firsts, _, ends = self._located(extents)
+        of_metadata = int(name == METADATA)
+        dtype = np.dtype(np.uint8) if of_metadata else SPAN_RECORD
+        located = np.stack([firsts, ends], axis=1)[:, :, of_metadata]
+        stored = self._stored(name, dtype, extents.files, located)
+        every = np.arange(len(located))
+        return stored.reads(every, np.zeros_like(every), dtype).readahead()
+
+    def _stored(
+        self, name: str, dtype: np.dtype[Any], shards: NDArray[np.int64], ranges: NDArray[np.int64]
+    ) -> RowRanges:
+        """Return one range of a file of each given shard, as a row."""
+
+        def extents(rows: NDArray[np.int64]) -> FileExtents:
+            counts = ranges[rows, 1] - ranges[rows, 0]
+            there = np.flatnonzero(counts)
+            return FileExtents(
+                lengths=counts,
+                rows=there,
+                files=shards[rows[there]],
+                firsts=ranges[rows[there], 0],
+                counts=counts[there],
+                within=np.zeros(there.size, np.int64),
+            )
+
+        return RowRanges(
+            name=name, shape=(len(ranges),), dtype=dtype, files=self._files[name], extents=extents
+        )
+
+    def _check(self, wrong: NDArray[np.bool_], shards: NDArray[np.int64], name: str) -> None:
+        if wrong.any():
+            shard = int(shards[np.flatnonzero(wrong)[0]])
+            raise self._shards.damaged(shard, name, "has impossible spans")
+
+
+def _offsets(n_rows: int, of_row: NDArray[np.int64]) -> NDArray[np.int64]:
+    counts = np.bincount(of_row, minlength=n_rows)
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+# The elements of a token stream: tokens, spans, and the metadata of spans.
+
+
+class Tokens(StoredElement):
+    """Windows or documents, read by compiled threads: one read for each shard that a row lies in.
+
+    Parameters
+    ----------
+    shards, rows
+        The shards of the stream, and its rows.
+    window
+        The number of tokens of each row; None for documents.
+    """
+
+    var = None
+    stored_as = TOKENS
+
+    def __init__(self, shards: Shards, rows: TokenRows, window: int | None) -> None:
+        self._shards, self._rows = shards, rows
+        self.layout = "ragged" if window is None else "dense"
+        self.shape = (rows.n_rows,) if window is None else (rows.n_rows, window)
+        self.dtype = shards.dtype
+        self._files = shards.files(TOKENS)
+
+    def stored_bytes(self) -> int:
+        """Return the size of all tokens in bytes."""
+        return self._shards.n_tokens * self.dtype.itemsize
+
+    def load_tables(self) -> None:
+        """Read where documents lie, if that is asked of a server; otherwise files are mapped."""
+        if self._shards.location.is_remote:
+            self._rows.load_tables()
+
+    def codec(self) -> str:
+        """Return that nothing is compressed."""
+        return "none"
+
+    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
+        """Return why values of this dtype are not decoded here; None if they are."""
+        return why_not_cast(self.dtype, dtype)
+
+    def row_lengths(self, runs: Runs) -> NDArray[np.int64] | None:
+        """Return the number of tokens of each document."""
+        return self._rows.ranges(expand(runs))[1] if self.layout == "ragged" else None
+
+    def chunked(self) -> RowRanges:
+        """Return where rows lie."""
+        return RowRanges(
+            name="tokens",
+            shape=self.shape,
+            dtype=self.dtype,
+            files=self._files,
+            extents=self._extents,
+        )
+
+    def read_rows(self, runs: Runs) -> RaggedRows | NDArray[Any]:
+        """Read rows, in this thread."""
+        rows = read_ragged(self.chunked(), expand(runs))
+        return rows if self.layout == "ragged" else rows.values.reshape(-1, self.shape[1])
+
+    def _extents(self, rows: NDArray[np.int64]) -> FileExtents:
+        return extents_of(self._shards.bounds, *self._rows.ranges(rows))
+
+
+class SpanElement(StoredElement):
+    """The spans that overlap each row, or their metadata, encoded and concatenated.
+
+    How many there are is known only after they are read.
+
+    Parameters
+    ----------
+    shards, rows, reader
+        The shards of the stream, its rows, and the reader of spans.
+    stored_as
+        `SPANS`, or `METADATA`.
+    """
+
+    layout = "ragged"
+    var = None
+
+    def __init__(self, shards: Shards, rows: TokenRows, reader: SpanReader, stored_as: str) -> None:
+        self._shards, self._reader, self.stored_as = shards, reader, stored_as
+        self.shape = (rows.n_rows,)
+        self.dtype = SPAN if stored_as == SPANS else np.dtype(np.uint8)
+        if shards.location.is_remote:
+            self.expected_row_bytes = self.stored_bytes() / rows.n_rows
+
+    def stored_bytes(self) -> int:
+        """Return the size of all records, or of all metadata, in bytes."""
+        return sum(each.files.get(self.stored_as, (0, 0))[0] for each in self._shards.headers)
+
+    def codec(self) -> str:
+        """Return that nothing is compressed."""
+        return "none"
+
+    def load_tables(self) -> None:
+        """Read the index of spans, if that is asked of a server; otherwise files are mapped."""
+        if self._shards.location.is_remote:
+            self._reader.load_tables()
+
+    def expect(self, runs: Runs) -> object:
+        """Request what `read_rows` will read from a server, without waiting."""
+        return self._reader.expect(expand(runs), self.stored_as)
+
+    def read_rows(self, runs: Runs) -> RaggedRows:
+        """Read the spans of rows, or their metadata."""
+        read = self._reader.spans if self.stored_as == SPANS else self._reader.metadata
+        return read(expand(runs))
+
+
+_SHARD = "shard"  # the obs column with the shard in which a row begins
+_DECODER = json.JSONDecoder()
+_FIELDS = ("start", "stop", "shard", "id", "n_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A range of tokens with metadata.
+
+    Parameters
+    ----------
+    start, stop
+        First token, and the one after the last, relative to the first token of the row. ``start``
+        is negative if the span begins before the row, and ``stop`` is above the row's length if it
+        continues after it.
+    metadata
+        The decoded metadata.
+    shard, id
+        Number of the shard, and of the span in the shard, which are the same in all rows that the
+        span overlaps.
+    """
+
+    start: int
+    stop: int
+    metadata: Any
+    shard: int
+    id: int
+
+
+class TokenStream(Source):
+    """A stream of tokens in a folder, local or on a server, which `TokenStreamWriter` wrote.
+
+    Pass it to `open_collection` in place of a path; for windows of 4,096 tokens, the path suffices.
+    Rows are either windows of equal length, which may cross the borders of shards and documents,
+    or documents.
+
+    Parameters
+    ----------
+    folder
+        Folder of the shards, which are read in the order of their names: a path or a URL.
+    window
+        Number of tokens in a row. A shorter last window is left out.
+    stride
+        Number of tokens between the starts of consecutive rows; ``window`` if None.
+    documents
+        Whether rows are documents, of any length, in place of windows.
+    decoder
+        Function from the bytes of metadata to the objects that `spans` returns; ``json.loads`` if
+        None. Only `spans` calls it, and nothing is ever unpickled.
+    shards
+        Names of the shards to read; all of them if None. Web servers, which cannot list folders,
+        require it; object stores do not.
+    storage_options
+        Options for the server, as in `open_collection`.
+
+    Attributes
+    ----------
+    elements
+        ``"X"``, the tokens: shape (n_rows, window) for windows, `RaggedRows` for documents. If
+        tokens have fields, the dtype is structured, and torch gets ``"X/FIELD"`` for each field.
+        If there are spans: ``"spans"``, the spans that overlap each row, sorted by start, with the
+        fields ``start``, ``stop``, ``shard``, ``id`` and ``n_bytes``; and ``"metadata"``, the
+        concatenated bytes of their metadata.
+
+    Raises
+    ------
+    PathError
+        There is no such folder or shard, or a server cannot list the shards.
+    RemoteError
+        A server cannot be reached, or refuses the request.
+    FormatError
+        The folder has no finished shard, a shard is damaged, or there is no window or document.
+    ParameterError
+        The window or the stride is below one, or ``shards`` is not a list of distinct names.
+
+    Warns
+    -----
+    UserWarning
+        Some shards are unfinished and left out.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from cellfeed import TokenStreamWriter, open_collection
+    >>> folder = tempfile.mkdtemp()
+    >>> with TokenStreamWriter(folder, "uint16") as writer:
+    ...     writer.append(np.arange(10), metadata={"title": "digits"})
+    >>> stream = TokenStream(folder, window=4)
+    >>> rows = open_collection(stream, elements=["X", "spans", "metadata"])[[1]]
+    >>> rows.X
+    array([[4, 5, 6, 7]], dtype=uint16)
+    >>> stream.spans(rows)
+    [[Span(start=-4, stop=6, metadata={'title': 'digits'}, shard=0, id=0)]]
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        window: int = 4096,
+        *,
+        stride: int | None = None,
+        documents: bool = False,
+        decoder: Callable[[bytes], Any] | None = None,
+        shards: Sequence[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.location = Location.of(folder, storage_options)
+        window = require_positive("window", window)
+        stride = window if stride is None else require_positive("stride", stride)
+        self._decoder = decoder
+        if shards is not None and (isinstance(shards, str) or len({*shards}) < len(shards)):
+            msg = f"`shards` must be a list of names, each once, but got {shards!r}"
+            raise ParameterError(msg)
+        opened = self._shards = Shards(self.location, shards)
+        if documents:
+            for name, header in zip(opened.names, opened.headers, strict=True):
+                if header.n_documents is None:
+                    msg = f"{self.location}/{name}: was written without documents; leave out"
+                    raise FormatError(f"{msg} `documents`, or write it with documents=True")
+        rows: TokenRows = Documents(opened) if documents else Windows(opened, window, stride)
+        if not rows.n_rows:
+            what = "document; append some"
+            if not documents:
+                what = f"window of {window:,} tokens; give a smaller `window`"
+            raise FormatError(f"{self.location}: has {opened.n_tokens:,} tokens but no {what}")
+        self._rows = rows
+        self.elements: dict[str, StoredElement] = {
+            "X": Tokens(opened, rows, None if documents else window)
+        }
+        if any(header.n_spans for header in opened.headers):
+            reader = SpanReader(opened, rows)
+            self.elements["spans"] = SpanElement(opened, rows, reader, SPANS)
+            self.elements["metadata"] = SpanElement(opened, rows, reader, METADATA)
+        self._shown_rows = "documents=True" if documents else f"window={window}, stride={stride}"
+        if opened.are_some:
+            self._shown_rows += f", shards={list(self.shard_names)}"
+
+    def __repr__(self) -> str:
+        return f"TokenStream({str(self.location)!r}, {self._shown_rows})"
+
+    def selection(self) -> str:
+        """Return the kind of its rows, and the shards if the folder is known to have others."""
+        return self._shown_rows
+
+    def version(self) -> str | None:
+        """Return a digest that changes when an object on a server is replaced; else None."""
+        return self._shards.version()
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens in all finished shards."""
+        return self._shards.n_tokens
+
+    @property
+    def shard_names(self) -> tuple[str, ...]:
+        """Names of the shards, by shard number."""
+        return tuple(name.rpartition(".")[0] for name in self._shards.names)
+
+    def verify(self) -> None:
+        """Read all files completely, and compare them with their checksums.
+
+        Raises
+        ------
+        FormatError
+            The contents of a file have changed since it was written.
+        """
+        self._shards.verify()
+
+    def spans(self, rows: Any) -> list[list[Span]]:
+        """Return the spans of each row of a minibatch, with their metadata decoded.
+
+        Parameters
+        ----------
+        rows
+            A `Minibatch`, or `Cells`, with the elements ``"spans"`` and ``"metadata"``.
+
+        Raises
+        ------
+        ParameterError
+            ``rows`` lacks these elements, or the metadata was written with a custom encoder and no
+            ``decoder`` was given.
+        """
+        names = [*rows.keys()]
+        for name in ("spans", "metadata"):
+            if not any(each == name or each.startswith(f"{name}/") for each in names):
+                msg = f"these rows have no {name!r}; open with elements=['X', 'spans', 'metadata']"
+                raise ParameterError(msg)
+        decode = self._require_decoder()
+        start, stop, shard, number, n_bytes = (_field(rows, name) for name in _FIELDS)
+        offsets = _numpy((rows["spans"] if "spans" in rows else rows["spans/start"]).offsets)
+        encoded = _numpy(rows["metadata"].values).tobytes()
+        ends = np.concatenate([[0], np.cumsum(n_bytes)]).tolist()
+        keys = list(zip(shard, number, strict=True))
+        distinct = {key: encoded[a:b] for key, a, b in zip(keys, ends, ends[1:], strict=False)}
+        decoded = dict(zip(distinct, map(decode, distinct.values()), strict=True))
+        found = list(map(Span, start, stop, map(decoded.__getitem__, keys), shard, number))
+        bounds = offsets.tolist()
+        return [found[a:b] for a, b in itertools.pairwise(bounds)]
+
+    def obs_names(self) -> list[str]:
+        """Return the obs columns: ``shard``, and the attributes of documents in all shards."""
+        first, *others = (header.obs for header in self._shards.headers)
+        return [_SHARD, *(name for name in first if all(name in obs for obs in others))]
+
+    def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
+        """Read columns of all rows, from the shard and the document in which each row begins."""
+        return self._obs_of(columns, np.arange(self.n_rows))
+
+    def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
+        """Read columns of the given rows, indexed by row number."""
+        names = pd.Index([str(row) for row in rows.tolist()], dtype=object)
+        return self._obs_of(columns, rows).set_index(names)
+
+    def _obs_of(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
+        shards = self._rows.shards_of(rows)
+        table = pd.DataFrame(index=pd.RangeIndex(rows.size))
+        for name in columns:
+            if name == _SHARD:
+                named = pd.Index(self.shard_names, dtype=object)
+                table[name] = pd.Categorical.from_codes(shards, named)
+            else:
+                table[name] = self._attribute(name, shards, rows)
+        return table
+
+    def _attribute(self, name: str, shards: NDArray[np.int64], rows: NDArray[np.int64]) -> Any:
+        described = [header.obs[name] for header in self._shards.headers]
+        are_numbers = {each.categories is None for each in described}
+        if len(are_numbers) > 1:
+            msg = f"{self._shards.location}: obs {name!r} is text in some shards and numbers in"
+            raise FormatError(f"{msg} others; write the same kind to all shards")
+        is_number = are_numbers == {True}
+        out: NDArray[Any] = np.empty(rows.size, np.float64 if is_number else np.int64)
+        categories = dict[str, int]()
+        bounds = np.searchsorted(shards, np.arange(len(described) + 1))
+        for shard, each in enumerate(described):
+            own = slice(bounds[shard], bounds[shard + 1])
+            known = each.categories or []
+            numbers = [categories.setdefault(text, len(categories)) for text in known]
+            if own.start == own.stop:
+                continue
+            stored = self._shards.table(each.file, "<f8" if is_number else "<i8").of(shard)
+            values = stored[self._rows.documents_of(shard, rows[own])]
+            if not is_number:
+                if values.size and not -1 <= values.min() <= values.max() < len(known):
+                    raise self._shards.damaged(shard, each.file, "has codes without a category")
+                values = np.array([*numbers, -1], np.int64)[values]
+            out[own] = values
+        if is_number:
+            return out
+        return pd.Categorical.from_codes(out, pd.Index(list(categories), dtype=object))
+
+    def _require_decoder(self) -> Callable[[bytes], Any]:
+        if self._decoder is not None:
+            return self._decoder
+        for name, header in zip(self._shards.names, self._shards.headers, strict=True):
+            if header.encoding != "json":
+                msg = f"{self.location}/{name}: metadata is encoded as {header.encoding!r}"
+                raise ParameterError(f"{msg}; give its `decoder` to `TokenStream`")
+        return _from_json
+
+
+def _from_json(encoded: bytes) -> Any:
+    return _DECODER.decode(encoded.decode())  # `json.loads` would detect the encoding first
+
+
+def _field(rows: Any, name: str) -> list[int]:
+    if "spans" in rows:
+        values = _numpy(rows["spans"].values)[name]
+    else:
+        values = _numpy(rows[f"spans/{name}"].values)
+    numbers: list[int] = values.tolist()
+    return numbers
+
+
+def _numpy(values: Any) -> NDArray[Any]:
+    """Return an array, or a tensor on any device, as a NumPy array."""
+    return values if isinstance(values, np.ndarray) else values.cpu().numpy()
+
+
+# Folders that are token streams.
+
+
+def _has_shards(path: Path) -> bool:
+    """Return whether a folder contains shards, finished or not."""
+    if not path.is_dir():
+        return False
+    with os.scandir(path) as entries:
+        return any(
+            (each.name.endswith(SUFFIX) and each.is_dir())
+            or (each.name.startswith(".") and each.name.endswith(UNFINISHED))
+            for each in entries
+        )
+
+
+TOKEN_STREAM = Storage(
+    name="token stream",
+    open=lambda location, _: [TokenStream(location)],
+    recognizes=_has_shards,
+    parts=(SUFFIX,),
+)

@@ -1,0 +1,443 @@
+"""Everything that `preshuffle` keeps besides X, against anndata and mudata in memory."""
+
+import errno
+import itertools
+import os
+import re
+import warnings
+from typing import Any
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from tests import commands
+from tests.loader.collection.stored import write
+from tests.loader.matrices import dense
+from tests.loader.preshuffling.test_preshuffle import parts_of
+
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    FormatError,
+    MismatchError,
+    ParameterError,
+    open_collection,
+    preshuffle,
+)
+
+pytestmark = pytest.mark.usefixtures("zarr_in_this_thread")
+
+N_GENES = 12
+
+
+def adata_of(seed: int, n_obs: int, genes: list[str], *, csc: bool = False) -> ad.AnnData:
+    """Cells with every kind of element; ``seed`` also names them."""
+    rng = np.random.default_rng(seed)
+    counts = rng.poisson(0.6, (n_obs, len(genes))).astype(np.float32)
+    names = [f"{seed}-{number}" for number in range(n_obs)]
+    kind = sp.csc_matrix if csc else sp.csr_matrix
+    frame = pd.DataFrame(
+        {
+            "x": rng.normal(size=n_obs),
+            "count": np.arange(n_obs, dtype=np.int16),
+            "text": [f"text {name}" for name in names],
+            "kind": pd.Categorical(np.resize(["a", "b", None], n_obs)),
+            "flag": np.arange(n_obs) % 2 == 0,
+            "maybe": pd.array(np.resize([1, None], n_obs), dtype="Int32"),
+        },
+        index=names,
+    )
+    adata = ad.AnnData(
+        kind(counts),
+        obs=pd.DataFrame({"plate": [f"p{seed}"] * n_obs}, index=names),
+        var=pd.DataFrame({"length": [len(gene) * 10 for gene in genes]}, index=genes),
+        layers={"counts": kind(counts), "normal": sp.csr_matrix(np.log1p(counts)), "full": counts},
+        obsm={
+            "X_pca": rng.normal(size=(n_obs, 3)).astype(np.float32),
+            "images": rng.integers(0, 255, (n_obs, 4, 5, 3)).astype(np.uint8),
+            "sparse": sp.random(n_obs, 6, 0.4, "csr", np.float64, rng),
+            "frame": frame,
+        },
+        uns={"title": "cells", "nested": {"array": np.arange(4), "of": f"p{seed}"}},
+    )
+    of_all = ad.AnnData(
+        kind(rng.poisson(1, (n_obs, len(genes) + 2)).astype(np.float32)),
+        var=pd.DataFrame({"raw length": 1}, index=[*genes, "extra 1", "extra 2"]),
+    )
+    adata.raw = of_all
+    return adata
+
+
+@pytest.fixture(scope="module", params=["csr", "csc"])
+def pair(request, new_folder):
+    """Two files with the same genes and every kind of element, and what is in them."""
+    folder, genes = new_folder(), [f"g{number}" for number in range(N_GENES)]
+    adatas = [
+        adata_of(seed, n, genes, csc=request.param == "csc") for seed, n in ((1, 41), (2, 30))
+    ]
+    suffixes = (".h5ad", ".zarr")
+    names = [f"{k}{suffix}" for k, suffix in enumerate(suffixes)]
+    return [write(each, folder / name) for each, name in zip(adatas, names, strict=True)], adatas
+
+
+def joined(adatas: list[ad.AnnData], **options: Any) -> ad.AnnData:
+    joint: ad.AnnData = ad.concat(adatas, **options)
+    # Where genes are missing, anndata 0.13 makes dense values float64.
+    joint.X = joint.X.astype(np.result_type(*(each.X.dtype for each in adatas)))
+    for name in filter(None, joint.layers):
+        dtypes = [each.layers[name].dtype for each in adatas]
+        joint.layers[name] = joint.layers[name].astype(np.result_type(*dtypes))
+    return joint
+
+
+def check_rows(part: ad.AnnData, truth: ad.AnnData, *, names: list[str]) -> None:
+    """Each named element of a part is that of the same cells in memory."""
+    same = truth[part.obs_names]
+    for name in names:
+        found, expected = (named(each, name) for each in (part, same))
+        if isinstance(expected, pd.DataFrame):
+            assert list(found.columns) == list(expected.columns)
+            for column in expected:
+                left, right = found[column], expected[column]
+                assert left.isna().tolist() == right.isna().tolist()
+                assert left.dropna().tolist() == right.dropna().tolist()
+                assert pd.api.types.is_numeric_dtype(left) == pd.api.types.is_numeric_dtype(right)
+        else:
+            assert found.dtype == expected.dtype
+            np.testing.assert_array_equal(dense(found), dense(expected))
+
+
+def named(adata: ad.AnnData, name: str) -> Any:
+    """Return an element by its name."""
+    folder, _, key = name.partition("/")
+    return adata.X if name == "X" else getattr(adata, folder)[key]
+
+
+MATRICES = [
+    "X", "layers/counts", "layers/normal", "layers/full",
+    "obsm/X_pca", "obsm/images", "obsm/sparse",
+]  # fmt: skip
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "all": {"elements": "all"},
+    "all as annbatch": {"elements": "all", "codec": "annbatch"},
+    "some": {"elements": ["layers/counts", "obsm/frame"]},
+    "images": {"elements": ["obsm/images"]},
+    "cells": {"elements": ["X"], "rows": [60, 3, 5]},
+    "cells in order": {"in_order": True, "where": "plate == 'p2'"},
+    "genes in order": {"in_order": True, "elements": ["X", "layers/full"], "genes": ["g7", "g2"]},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_asked_for_is_written(pair, out, name):
+    """And nothing else; a loader reads the same of the copy."""
+    (paths, adatas), options = pair, CASES[name]
+    is_all, truth = "elements" not in options or options["elements"] == "all", joined(adatas)
+    names = [*MATRICES, "obsm/frame"] if is_all else options["elements"]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        done = preshuffle(paths, out, memory=30_000, **options)
+    said = "`uns` differs between files, .* without 'nested/of'"
+    assert any(re.match(said, str(each.message)) for each in told) == is_all
+    rows = sorted(options.get("rows", range(truth.n_obs)))
+    if "where" in options:
+        rows = np.flatnonzero(truth.obs["plate"] == "p2").tolist()
+    truth = truth[:, options.get("genes", truth.var_names)]
+    seen, raw = list[str](), np.vstack([dense(each.raw.X) for each in adatas])
+    for part in parts_of(out):
+        check_rows(part, truth, names=names)
+        kept = [f"{of}/{each}" for of in ("layers", "obsm") for each in getattr(part, of)]
+        assert sorted(each for each in kept if not each.endswith("/None")) == sorted(
+            {*names} - {"X"}
+        )
+        assert (part.X is not None) == ("X" in names)
+        pd.testing.assert_frame_equal(part.var, adatas[0].var.loc[truth.var_names])
+        assert (part.raw is not None) == is_all
+        assert bool(part.uns) == is_all
+        if is_all:
+            pd.testing.assert_frame_equal(part.raw.var, adatas[0].raw.var)
+            own = joined(adatas).obs_names.get_indexer(part.obs_names)
+            np.testing.assert_array_equal(dense(part.raw.X), raw[own])
+            assert part.uns["title"] == "cells"
+            assert [*part.uns["nested"]] == ["array"]
+            np.testing.assert_array_equal(part.uns["nested"]["array"], np.arange(4))
+        seen += list(part.obs_names)
+    assert done.n_cells == len(rows)
+    expected = truth.obs_names[rows].tolist()
+    assert (seen if "in_order" in options else sorted(seen)) == (
+        expected if "in_order" in options else sorted(expected)
+    )
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+    matrices = [each for each in names if each != "obsm/frame"]
+    collection = open_collection(out, elements=matrices)
+    for minibatch in CellDataset(collection, BlockShuffling(4), 8, seed=3):
+        same = truth[collection.obs_names(np.asarray(minibatch.rows))]
+        for each in matrices:
+            np.testing.assert_array_equal(dense(minibatch[each]), dense(named(same, each)))
+
+
+def test_uns_of_one_file_is_as_it_was(pair, out):
+    (path, _), (adata, _) = pair
+    preshuffle(path, out, elements=["X", "uns"], memory=20_000)
+    for part in parts_of(out):
+        assert part.uns.keys() == adata.uns.keys()
+        assert part.uns["nested"]["of"] == "p1"
+
+
+# Layers that have the same indices as X
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("links", [True, False])
+def test_layers_share_indices_with_x(write_h5ad, tmp_path, monkeypatch, links):
+    counts = sp.csr_matrix(np.random.default_rng(0).poisson(0.4, (90, 40)).astype(np.float32))
+    other = sp.csr_matrix(np.random.default_rng(1).poisson(0.4, (90, 40)))
+    path = write_h5ad(counts, layers={"normal": counts.log1p(), "other": other})
+    link = os.link
+
+    def refused(source, target, **options):
+        if links or str(source).endswith(".partial"):  # as zarr links its own
+            return link(source, target, **options)
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refused)
+    out = tmp_path / "out.zarr"
+    names = ["X", "layers/normal", "layers/other"]
+    done = preshuffle(path, out, elements=names, memory=30_000)
+    assert done.n_parts > 1
+    for number, part in enumerate(parts_of(out)):
+        rows = part.obs["source_row"]
+        for found, expected in (
+            (part.X, counts), (part.layers["normal"], counts.log1p()),
+            (part.layers["other"], other),
+        ):  # fmt: skip
+            np.testing.assert_array_equal(dense(found), dense(expected[rows]))
+        of_part = out / f"dataset_{number}"
+        for array, name in itertools.product(("indices", "indptr"), ("normal", "other")):
+            first, second = (
+                of_part / matrix / array / "c" / "0" for matrix in ("X", f"layers/{name}")
+            )
+            assert first.samefile(second) == (links and name == "normal")
+    files = [file for file in out.rglob("*") if file.is_file()]
+    sizes = {(file.stat().st_dev, file.stat().st_ino): file.stat().st_size for file in files}
+    assert done.n_bytes == sum(sizes.values())
+    assert (len(sizes) < len(files)) == links
+
+
+# Genes
+
+
+@pytest.fixture(scope="module")
+def other_genes(new_folder):
+    folder = new_folder()
+    adatas = [adata_of(1, 25, ["a", "b", "c", "d"]), adata_of(2, 31, ["d", "e", "b"], csc=True)]
+    adatas[1].var["only here"] = ["x", "y", "z"]
+    return [write(each, folder / f"{k}.h5ad") for k, each in enumerate(adatas)], adatas
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("join", ["inner", "outer"])
+def test_joined_genes(other_genes, out, join):
+    paths, adatas = other_genes
+    with pytest.raises(MismatchError, match="has other genes"):
+        preshuffle(paths, out)
+    preshuffle(paths, out, elements=["X", "layers/full"], join_vars=join, memory=15_000)
+    truth = joined(adatas, join=join, fill_value=0)
+    for part in parts_of(out):
+        assert set(part.var_names) == set(truth.var_names)
+        check_rows(part, truth[:, part.var_names], names=["X", "layers/full"])
+        of_first = adatas[0].var["length"].reindex(part.var_names).dropna()
+        assert part.var["length"][of_first.index].tolist() == of_first.tolist()
+    if join == "outer":
+        assert part.var["only here"].dropna().to_dict() == {"e": "y"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"elements": []}, "at least one"),
+        ({"elements": ["uns"]}, "at least one matrix"),
+        ({"elements": ["pca"]}, "`elements` must be 'X'"),
+        ({"elements": ["X", "X"]}, "each once"),
+        ({"elements": ["X"], "element": "X"}, "`element` and `elements` cannot be combined"),
+        ({"element": "obsm/pca"}, r"give elements=\['obsm/pca'\]"),
+        ({"where": "plate == 'none'"}, "no cell fulfils"),
+        ({"where": "plate == 'p1'", "rows": [1]}, "cannot be combined"),
+        ({"rows": [1, 1]}, "has a row twice"),
+        ({"rows": []}, "is empty"),
+        ({"rows": [63]}, "row 63 is outside a collection of 63 rows"),
+        ({"genes": ["gene1"], "join_vars": "inner"}, "cannot be combined"),
+        ({"memory": 0}, "memory >= 1"),
+        ({"block_size": 0}, "block_size >= 1"),
+        ({"seed": 0.5}, "seed"),
+        ({"cells_per_chunk": 0}, "cells_per_chunk"),
+        ({"codec": "zip"}, "`codec` must be one of 'delta', 'annbatch'"),
+        ({"mix": 2}, "`mix` needs `append`"),
+        ({"append": True}, r"is not a complete store .*write it without"),
+        ({"group_by": "none"}, "`group_by` names 'none', but the columns of obs are"),
+        ({"group_by": "plate", "in_order": True}, "`group_by` cannot be combined with `in_order`"),
+        ({"group_by": []}, "`group_by` is empty"),
+        ({"group_by": {"plate"}}, "`group_by` must be a list .* set, which has no order"),
+    ],
+)
+def test_what_cannot_be(plates, out, options, message):
+    with pytest.raises(ParameterError, match=message):
+        preshuffle(plates, out, **options)
+    assert not out.exists()
+
+
+def test_elements_that_are_not_there_and_files_without_an_order(pair, out):
+    with pytest.raises(FormatError, match="has no `layers/none`; its layers are: counts"):
+        preshuffle(pair[0], out, elements=["X", "layers/none"])
+    with pytest.raises(ParameterError, match=r"`paths` must be a list .* set, which has no order"):
+        preshuffle({*pair[0]}, out)
+    assert not out.exists()
+
+
+# MuData
+
+
+@pytest.fixture(scope="module")
+def mudata_file(new_folder):
+    mudata = pytest.importorskip("mudata")
+    rng = np.random.default_rng(0)
+    rna = adata_of(5, 40, ["a", "b", "c"])
+    protein = ad.AnnData(
+        rng.normal(size=(40, 2)).astype(np.float32),
+        obs=pd.DataFrame({"batch": rng.integers(0, 3, 40)}, index=rna.obs_names),
+        var=pd.DataFrame(index=["p1", "p2"]),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = mudata.MuData({"rna": rna, "protein": protein[rng.permutation(40)].copy()})
+        whole.obs["donor"] = pd.Categorical(np.resize(["d1", "d2"], 40))
+        whole.obsm["joint"] = rng.normal(size=(40, 2))
+        whole.uns["of all"] = 3
+        path = new_folder() / "cells.h5mu"
+        with ad.settings.override(allow_write_nullable_strings=True, zarr_write_format=3):
+            whole.write(path)
+    return path, whole
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_mudata(mudata_file, out):
+    import mudata  # noqa: PLC0415 - optional
+
+    path, whole = mudata_file
+    done = preshuffle(path, out, elements="all", memory=25_000)
+    assert done.n_parts > 1
+    seen = list[str]()
+    for number in range(done.n_parts):
+        part = mudata.read_zarr(out / f"dataset_{number}")
+        assert list(part.mod) == list(whole.mod)
+        assert part.uns["of all"] == 3
+        expected = whole[part.obs_names]
+        np.testing.assert_array_equal(part.obsm["joint"], expected.obsm["joint"])
+        assert part.obs["donor"].tolist() == expected.obs["donor"].tolist()
+        for name in whole.mod:
+            own, truth = part[name], expected[name][part.obs_names]
+            np.testing.assert_array_equal(own.obs_names, part.obs_names)
+            assert list(own.var_names) == list(truth.var_names)
+            assert own.var.to_dict() == truth.var.to_dict()
+            np.testing.assert_array_equal(dense(own.X), dense(truth.X))
+            for column in truth.obs:
+                assert own.obs[column].tolist() == truth.obs[column].tolist()
+        check_rows(part["rna"], whole["rna"], names=[*MATRICES, "obsm/frame"])
+        assert part["rna"].uns["title"] == "cells"
+        assert list(part.var_names) == list(whole.var_names)
+        seen += list(part.obs_names)
+    assert sorted(seen) == sorted(whole.obs_names)
+    names = ["mod/rna/X", "mod/protein/X", "obsm/joint"]
+    copied = open_collection(out, elements=names, obs=["donor", "rna:plate"])
+    cells = copied[[3, 0]]
+    found = whole[copied.obs_names([3, 0])]
+    np.testing.assert_array_equal(cells["obsm/joint"], found.obsm["joint"])
+    np.testing.assert_array_equal(dense(cells["mod/rna/X"]), dense(found["rna"].X))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_one_modality(mudata_file, out):
+    import mudata  # noqa: PLC0415 - optional
+
+    path, whole = mudata_file
+    preshuffle(path, out, elements=["mod/protein/X"])
+    part = mudata.read_zarr(out / "dataset_0")
+    assert list(part.mod) == ["protein"]
+    truth = whole["protein"][part.obs_names]
+    np.testing.assert_array_equal(part["protein"].X, truth.X)
+
+
+# The command
+
+
+def test_command(pair, out, tmp_path):
+    paths, adatas = pair
+    compiled = open_collection(paths[0], elements=["layers/normal"], genes=["g3", "g1"])
+    compiled[[0]]  # which stderr tells
+    genes, rows = tmp_path / "genes.txt", tmp_path / "rows.npy"
+    genes.write_text("g3\ng1\n", "utf-8-sig")  # as Windows writes it
+    np.save(rows, np.arange(0, 71, 2))
+    result = commands.cellfeed(
+        "preshuffle", *paths, out, "--elements", "X,layers/normal", "--genes", genes,
+        "--rows", rows, "--in-order",
+    )  # fmt: skip
+    assert (result.exit_code, result.stderr) == (0, "")
+    (part,) = parts_of(out)
+    truth = joined(adatas)[::2, ["g3", "g1"]]
+    assert list(part.obs_names) == list(truth.obs_names)
+    check_rows(part, truth, names=["X", "layers/normal"])
+
+
+def test_command_refuses_in_one_line(plates, out, tmp_path):
+    broken = tmp_path / "rows.npy"
+    broken.write_text("no array")
+    latin = tmp_path / "latin.txt"
+    latin.write_text("gène", "latin-1")
+    for options, message in (
+        (["--rows", broken], "is not an array of NumPy"),
+        (["--where", "plate =="], "`where`|condition|query"),
+        (["--elements", "pca"], "`--elements` must be"),
+        (["--genes", tmp_path / "none.txt"], "none.txt"),
+        (["--genes", latin], "latin.txt: is not text in UTF-8"),
+    ):
+        result = commands.cellfeed("preshuffle", *plates, out, *options)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.startswith(("Error: ", "Usage: "))
+        assert "Traceback" not in result.stderr
+        assert re.search(message, result.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Variable names are not unique:UserWarning")
+@pytest.mark.parametrize("as_series", [False, True])
+def test_a_mask_of_genes_of_which_two_share_a_name(tmp_path, as_series):
+    var = pd.DataFrame({"gene_ids": ["1", "2", "3", "4"]}, index=["TBCE", "MT-ND1", "CD4", "TBCE"])
+    cells = ad.AnnData(sp.csr_matrix(np.arange(8, dtype=np.float32).reshape(2, 4)), var=var)
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    mask = ~var.index.str.startswith("MT-")
+    genes = pd.Series(mask, var.index) if as_series else mask
+    for _ in range(2):  # the second call finds the copy complete
+        preshuffle([tmp_path / "cells.h5ad"], tmp_path / "copy.zarr", in_order=True, genes=genes)
+    copy = open_collection(tmp_path / "copy.zarr")
+    assert copy.var["gene_ids"].tolist() == ["1", "3", "4"]
+    assert np.array_equal(copy[:].X.toarray(), cells.X.toarray()[:, mask])
+
+
+def test_all_with_an_element_that_cannot_be_written(tmp_path):
+    """The remedy names the others; awkward arrays need not be installed here."""
+    path = tmp_path / "a.h5ad"
+    adata = ad.AnnData(np.eye(4, dtype=np.float32))
+    adata.obsm["pca"] = np.ones((4, 2))
+    adata.write_h5ad(path)
+    with h5py.File(path, "r+") as file:
+        file.create_group("obsm/lists").attrs["encoding-type"] = "awkward-array"
+    said = r"^`obsm/lists` .*\(encoding 'awkward-array'\); .* elements=\['X', 'obsm/pca', 'uns'\]$"
+    with pytest.raises(ParameterError, match=said):
+        preshuffle(path, tmp_path / "out.zarr", elements="all")

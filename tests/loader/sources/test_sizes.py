@@ -1,0 +1,131 @@
+"""Tables whose metadata state more rows, categories or bytes than there are take no memory."""
+
+import json
+import resource
+import shutil
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import psutil
+import pytest
+import scipy.sparse as sp
+from tests.commands import limited
+from tests.loader.sources.zarr_cells import quiet
+
+from cellfeed import FormatError, open_collection
+
+pytestmark = [pytest.mark.slow, quiet]
+_MORE = 3 << 27  # bytes of memory: some for threads, and for reading a small file
+
+COLUMNS: dict[str, Any] = {
+    "number": np.arange(50.0),
+    "is_t": [True, False] * 25,
+    "kind": pd.Categorical(["a", "b"] * 25),
+    "day": pd.Categorical([3, 5] * 25),
+    "text": [f"t{k}" for k in range(50)],  # anndata makes categories of text that repeats
+    "count": pd.array([1, None] * 25, dtype="Int32"),
+}
+ARRAYS = [
+    f"{table}/{name}"
+    for table in ("obs", "var")
+    for name in (
+        "_index",
+        "number",
+        "is_t",
+        "kind/codes",
+        "kind/categories",
+        "day/categories",
+        "text",
+        "count/values",
+        "count/mask",
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The same cells as .h5ad, and as stores of both formats of zarr."""
+    folder = tmp_path_factory.mktemp("sizes")
+    obs = pd.DataFrame(COLUMNS, index=[f"c{k}" for k in range(50)])
+    var = obs.set_axis([f"g{k}" for k in range(50)])
+    cells = ad.AnnData(sp.random(50, 50, 0.3, "csr", np.float32), obs=obs, var=var)
+    paths = {"h5ad": folder / "cells.h5ad", 2: folder / "cells2.zarr", 3: folder / "cells3.zarr"}
+    cells.write_h5ad(paths["h5ad"])
+    for zarr_format in (2, 3):
+        with ad.settings.override(zarr_write_format=zarr_format):
+            cells.write_zarr(paths[zarr_format])
+    return paths
+
+
+def read_all(path):
+    collection = open_collection(path, obs=list(COLUMNS), obs_names=True)
+    assert collection.var.shape == (50, len(COLUMNS))
+    assert collection.obs_names([0, 49]).tolist() == ["c0", "c49"]
+    return collection.read_obs(list(COLUMNS))
+
+
+@pytest.mark.parametrize("kind", ["h5ad", 2, 3])
+def test_what_is_right_is_read(written, kind):
+    found = read_all(written[kind])
+    assert np.array_equal(found["number"].values, COLUMNS["number"])
+    for name in ("kind", "text"):
+        column = found[name]
+        assert column.categories[column.codes].tolist() == list(COLUMNS[name])
+
+
+def refuses(path):
+    taken = psutil.Process().memory_info().data
+    with limited(resource.RLIMIT_DATA, taken + _MORE), pytest.raises(FormatError) as raised:
+        read_all(path)
+    message = str(raised.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    assert "memory" not in message
+
+
+@pytest.mark.parametrize("size", [1 << 20, 1 << 31, 1 << 55])
+@pytest.mark.parametrize("is_chunked", [True, False])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_of_hdf5(written, tmp_path, name, is_chunked, size):
+    path = Path(shutil.copy(written["h5ad"], tmp_path))
+    with h5py.File(path, "a") as file:
+        stored, attributes = file[name], dict(file[name].attrs)
+        dtype = stored.dtype
+        del file[name]
+        options = {"chunks": (1 << 16,), "compression": "gzip"} if is_chunked else {}
+        file.create_dataset(name, (size,), dtype, **options).attrs.update(attributes)
+    refuses(path)
+
+
+@pytest.mark.parametrize("n_bytes", [1 << 26, (1 << 31) - 1])
+@pytest.mark.parametrize("name", ["obs/_index", "obs/text", "obs/kind/categories", "var/_index"])
+def test_of_text_of_fixed_length(written, tmp_path, name, n_bytes):
+    path = Path(shutil.copy(written["h5ad"], tmp_path))
+    with h5py.File(path, "a") as file:
+        shape, attributes = file[name].shape, dict(file[name].attrs)
+        del file[name]
+        options = {"chunks": (1,), "compression": "gzip"}
+        file.create_dataset(name, shape, f"S{n_bytes}", **options).attrs.update(attributes)
+    refuses(path)
+
+
+@pytest.mark.parametrize("size", [1 << 20, 1 << 31, 1 << 62])
+@pytest.mark.parametrize("has_one_chunk", [False, True])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_of_zarr(written, tmp_path, name, zarr_format, has_one_chunk, size):
+    path = tmp_path / "cells.zarr"
+    shutil.copytree(written[zarr_format], path)
+    metadata = path / name / ("zarr.json" if zarr_format == 3 else ".zarray")
+    stated = json.loads(metadata.read_text())
+    stated["shape"] = [size]
+    if has_one_chunk and zarr_format == 3:
+        stated["chunk_grid"]["configuration"]["chunk_shape"] = [size]
+    elif has_one_chunk:
+        stated["chunks"] = [size]
+    metadata.write_text(json.dumps(stated))
+    refuses(path)

@@ -1,0 +1,79 @@
+"""docs/how-to/postgres.md runs as it stands, and its layout is what is written."""
+
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from numcodecs import Zstd
+
+pytestmark = pytest.mark.server
+TEXT = (Path(__file__).parents[4] / "docs" / "how-to" / "postgres.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory, postgres_server):
+    random = np.random.default_rng(0)
+    X = np.round(random.random((300, 500)) * 400) * (random.random((300, 500)) < 0.3)
+    X[7] /= 3
+    plates = pd.Categorical(["plate01"] * 200 + ["plate02"] * 100)
+    obs = pd.DataFrame({"plate": plates}, index=[f"cell {k}" for k in range(300)])
+    X = X.astype(np.float32)
+    path = tmp_path_factory.mktemp("docs") / "cells.h5ad"
+    ad.AnnData(sp.csr_matrix(X), obs=obs, layers={"counts": X}).write_h5ad(path)
+    return postgres_server.load(path, "documented", elements=["X", "layers/counts"]), X
+
+
+@pytest.mark.docs
+def test_the_example(stored, postgres_server, monkeypatch):
+    monkeypatch.setenv("PGPASSWORD", postgres_server.password)
+    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    found: dict[str, Any] = {}
+    code = code.replace("postgresql://me@host/cells?collection=plates", stored[0])
+    exec(compile(code, "docs/how-to/postgres.md", "exec"), found)
+    rows = np.concatenate([each.rows for each in found["dataset"]])
+    assert sorted(rows.tolist()) == list(range(300))
+    assert len(found["collection"]) == 180
+
+
+@pytest.mark.docs
+def test_the_metadata(stored, postgres_server):
+    rows = postgres_server.ask("SELECT key FROM documented.cellfeed")
+    table = TEXT.split("The keys of `cellfeed`:")[1].split("While it is loaded")[0]
+    first = " ".join(re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE))
+    told = set(re.findall(r"`([^`]+)`", first))
+    assert {key for (key,) in rows} == told - {"genes/raw/var"}
+
+
+def unpacked(packed, n_columns, dtype):
+    """A packed row, by what the page says."""
+    version, codec, width, kind, size, count = struct.unpack("<BBBcB3xI", packed[:12])
+    assert (version, codec) == (1, 1)
+    frame = np.frombuffer(Zstd().decode(packed[12:]), np.uint8)
+    assert frame.size == count * (width + size)
+
+    def joined(planes, name):
+        return np.ascontiguousarray(planes.reshape(-1, count).T).view(name).ravel()
+
+    values = joined(frame[count * width :], f"<{kind.decode()}{size}").astype(dtype)
+    row = np.zeros(n_columns, dtype)
+    if not width:
+        return values
+    columns = np.cumsum(joined(frame[: count * width], f"<u{width}").astype(np.int64))
+    row[columns] = values
+    return row
+
+
+def test_packed_rows(stored, postgres_server):
+    query = 'SELECT id, "X", "layers/counts" FROM documented.packed ORDER BY id'
+    rows = postgres_server.ask(query)
+    assert [number for number, *_ in rows] == list(range(300))
+    for number, *packed in rows:
+        for each in packed:
+            row = unpacked(each, 500, np.float32)
+            assert np.array_equal(row, stored[1][number])
