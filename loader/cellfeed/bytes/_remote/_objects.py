@@ -22,6 +22,7 @@ from cellfeed.bytes._remote._client import Version, disk_cache, stores_of
 from cellfeed.bytes._remote._disk_cache import DiskCache, ObjectVersion
 from cellfeed.bytes._remote._failures import cancelled
 from cellfeed.bytes._remote._scheduler import (
+    GAP,
     LARGEST_REQUEST,
     Batch,
     Object,
@@ -278,9 +279,8 @@ class RemoteObjects(ByteStore):
         places = {ranges.listed[k]: b"" for k in np.flatnonzero(is_empty).tolist()}
         if not some.size:
             return places
-        gap = scheduler_of(self._locations(0)).link.worthwhile_gap
         order, bounds = joined(
-            ranges.files[some], firsts[some], lengths[some], gap, LARGEST_REQUEST
+            ranges.files[some], firsts[some], lengths[some], GAP, LARGEST_REQUEST
         )
         order, begins = some[order], bounds[:-1]
         sent = self._send(
@@ -332,7 +332,7 @@ class RemoteObjects(ByteStore):
         )
 
     def _cache(self) -> DiskCache | None:
-        return disk_cache("bytes", self._locations(0).options.cache_bytes)
+        return disk_cache(self._locations(0).options.cache_bytes)
 
     def _cached_versions(self, ranges: Ranges) -> Mapping[int, ObjectVersion]:
         """Return what identifies the objects of ranges, without those that cannot be cached."""
