@@ -36,8 +36,8 @@ from cellfeed_tuner._results import (
 )
 from cellfeed_tuner._scaling import SCALING_SHARE, ScalingSearch
 from cellfeed_tuner._searching._replicates import Measurements
-from cellfeed_tuner._searching._search import Search
-from cellfeed_tuner._storage_advice import StorageAdvice, StorageLayout
+from cellfeed_tuner._searching._search import Journal, Search
+from cellfeed_tuner._storage_advice import StorageAdvice
 from cellfeed_tuner._subject import Selected
 from cellfeed_tuner._time_budget import Progress, TimeBudget
 
@@ -517,24 +517,17 @@ class Run:
             return
         self.on_progress("explain", 0, 1)
         # How other strategies, or servers, would read another layout is not known.
-        is_known = selected.strategy is None and self._found_cache != "remote"
-        already_shuffled = self._order is not None and self._order.already_shuffled
+        is_shuffled = self._order is not None and self._order.already_shuffled
+        may_advise = not (selected.strategy or self._found_cache == "remote" or is_shuffled)
         self._bottleneck, self._storage_advice = explain_throughput(
             self.process,
             self._search.measurements[recommended.configuration],
-            StorageLayout(
-                n_cells=len(selected),
-                rows_per_chunk=selected.rows_per_chunk,
-                batch_size=request.batch_size,
-                already_shuffled=already_shuffled,
-                stored_as=request.dataset.layout,
-                element_bytes=4 + np.dtype(request.dataset.dtype).itemsize,
-            ),
+            batch_size=request.batch_size,
             cells_per_second=speed.value,
             paths=request.dataset.paths,
             waiting=None if recommended.waiting is None else recommended.waiting.share,
             step_seconds=request.constraints.step_seconds,
-            block_sizes=request.space.block_sizes if is_known and not self._lost else (),
+            block_sizes=request.space.block_sizes if may_advise and not self._lost else (),
             seconds=seconds,
             seed=request.seed,
         )
