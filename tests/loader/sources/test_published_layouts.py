@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from tests.loader.storages.tenx import features, write_tenx
+from tests.loader.storages.tenx.written import features, write_tenx
 
 from cellfeed import (
     CategoricalColumn,
