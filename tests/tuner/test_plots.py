@@ -252,7 +252,7 @@ def test_shares_near_random_sampling_can_be_told_apart(trade_off):
     assert (np.diff(axes.transLimits.transform(scaled)[:, 0]) > 0.05).all()
     axes.figure.draw_without_rendering()
     ticks = [tick.get_text() for tick in axes.get_xticklabels()]
-    assert ticks == ["100", "99", "95", "90", "50", "0"]
+    assert ticks == ["100", "99.5", "99", "95", "90", "50", "0"]
 
 
 def test_the_chosen_point_is_marked_with_the_figure_that_is_published(trade_off):

@@ -55,7 +55,7 @@ class Headroom:
         self._rounds: list[tuple[float, float]] = []
         self._kept: list[Any] = []
         self._begun = self._printed = 0.0
-        self._put_back: Callable[[], None] | None = None
+        self._undo: contextlib.ExitStack | None = None
 
     @property
     def n_rounds(self) -> int:
@@ -102,7 +102,16 @@ class Headroom:
         else:
             took += f"; no difference was measurable to minibatches that are ready {rounds}"
             gain = f"loading takes at most {loading[2]} of this training"
-        lines = [took, gain, self._verdict(used)]
+        known = (
+            "measure again with more `seconds`, or on a quieter machine, to know which is slower"
+        )
+        if used.low >= UTILIZATION:
+            known = "the loader is not the bottleneck"
+        elif used.high < UTILIZATION:
+            known = "the loader is a bottleneck; `autotune` finds its best settings"
+        used_share = f"utilization {used.value:.0%} [{used.low:.0%}, {used.high:.0%}]"
+        required = f"of which MLPerf Storage requires {UTILIZATION:.0%}"
+        lines = [took, gain, f"{used_share}, {required}: {known}"]
         if not self._restored:
             lines.append(
                 f"the {self.n_steps:,} training steps changed the weights; give "
@@ -110,30 +119,22 @@ class Headroom:
             )
         return "\n".join(lines)
 
-    @staticmethod
-    def _verdict(used: Estimate) -> str:
-        limit = f"the {UTILIZATION:.0%} of MLPerf Storage"
-        if used.low >= UTILIZATION:
-            return f"utilization at least {limit}: the loader is not the bottleneck"
-        if used.high < UTILIZATION:
-            return (
-                f"utilization {used.value:.0%}, below {limit}: the loader is a bottleneck; "
-                "`autotune` finds its best settings"
-            )
-        return (
-            f"utilization {used.value:.0%} [{used.low:.0%}, {used.high:.0%}], so that {limit} may "
-            "or may not be reached; measure again, on a quieter machine or with more `seconds`"
-        )
-
     def __enter__(self) -> Self:
-        self._put_back = _saved(self._loader, self._restored)
+        self._undo = contextlib.ExitStack()
+        self._undo.callback(saved_random_numbers())
+        for each in self._restored:
+            self._undo.callback(_restore, each, _in_main_memory(each.state_dict()))
+        loader = self._loader
+        if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+            with contextlib.suppress(StateError):  # without one, its next epoch begins anew
+                self._undo.callback(_restore, loader, _in_main_memory(loader.state_dict()))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> bool:
         self._kept = []
-        if self._put_back is not None:
-            self._put_back()
-        self._put_back = None
+        if self._undo is not None:
+            self._undo.close()
+        self._undo = None
         if kind is None and not self._rounds:
             msg = (
                 f"training ended after {self.n_steps:,} minibatches, before anything was measured; "
@@ -150,7 +151,7 @@ class Headroom:
 
     def __iter__(self) -> Generator[Any, None, None]:
         """Yield minibatches of the loader, and kept ones, in turns, until enough is measured."""
-        if self._put_back is None:
+        if self._undo is None:
             msg = "iterate within the block: `with headroom(loader) as measured:`"
             raise ParameterError(msg)
         source = _Source(self._loader)
@@ -381,29 +382,10 @@ class _Source:
             close()
 
 
-def _saved(loader: Any, others: Sequence[Any]) -> Callable[[], None]:
-    """Return a function that puts everything back."""
-    undo = [saved_random_numbers(), *map(_saved_state, others)]
-    if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
-        with contextlib.suppress(StateError):  # without one, its next epoch begins anew
-            undo.append(_saved_state(loader))
-
-    def put_back() -> None:
-        for one in reversed(undo):
-            one()
-
-    return put_back
-
-
-def _saved_state(one: Any) -> Callable[[], None]:
-    state = _in_main_memory(one.state_dict())
-
-    def put_back() -> None:
-        one.load_state_dict(state)
-        if hasattr(one, "zero_grad"):
-            one.zero_grad()
-
-    return put_back
+def _restore(one: Any, state: Any) -> None:
+    one.load_state_dict(state)
+    if hasattr(one, "zero_grad"):
+        one.zero_grad()
 
 
 def _in_main_memory(state: Any) -> Any:

@@ -50,6 +50,13 @@ def epochs_until_paid(
     return max(1, ceil(conversion_seconds / saved)) if saved > 0 else None
 
 
+def folder_of(paths: Sequence[str]) -> Sequence[str]:
+    """Return the folder of files in place of all ``.h5ad`` files that it has."""
+    folder = Path(paths[0]).parent  # a URL has no such folder
+    is_whole = len(paths) > 1 and {*map(str, folder.glob("*.h5ad"))} == {*paths}
+    return [str(folder)] if is_whole else paths
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSample:
     """What a cell takes in a shuffled copy: seconds of one thread, and stored bytes."""
@@ -121,10 +128,8 @@ def storage_advice(
         return ()
     now, command = found.measured_seconds_per_cell, ""
     if paths:
-        folder = Path(paths[0]).parent
-        is_whole = len(paths) > 1 and {*map(str, folder.glob("*.h5ad"))} == {*paths}
-        files = [str(folder)] if is_whole else paths
-        command = f"cellfeed preshuffle {' '.join(map(shlex.quote, files))} shuffled"
+        files = " ".join(map(shlex.quote, folder_of(paths)))
+        command = f"cellfeed preshuffle {files} shuffled"
     paid = epochs_until_paid(
         conversion_seconds=PRESHUFFLE_OVERHEAD
         * (now + store.encode_seconds / found.model.num_threads),

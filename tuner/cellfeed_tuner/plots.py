@@ -304,7 +304,7 @@ def _short(speed: float) -> str:
 
 # Shares are drawn over the percentage that is missing to random sampling: linear below this one,
 # logarithmic above, since what is worth choosing lies within a few percent.
-_LINEAR_PERCENT, _NAMED_PERCENT = 0.2, (0, 1, 5, 10, 50, 100)
+_LINEAR_PERCENT, _NAMED_PERCENT = 0.2, (0, 0.5, 1, 5, 10, 50, 100)
 
 
 def trade_off_figure(result: AutotuneResult, *, caption: str = "") -> Figure:

@@ -2,13 +2,11 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
 from typing import Any, NamedTuple
 
 import jinja2
-from rich.syntax import Syntax
 from rich.text import Text
 
 from cellfeed.console import format_bytes
@@ -18,6 +16,7 @@ from cellfeed_tuner._interval import interval, times
 from cellfeed_tuner._reports import report_console, say
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results import STATUS_MEANINGS, ConfigurationResult
+from cellfeed_tuner._storage_advice import folder_of
 
 MOST_LINES = 8
 """Lines of the report without the code. Chosen: what is read at a glance."""
@@ -34,7 +33,7 @@ def in_words(what: str, *about: object) -> list[str]:
 def rendered(template: str, result: AutotuneResult, **values: Any) -> str:
     """Return the escaped HTML of a template."""
     chosen = result.chosen
-    figures = {"known": in_words("how_known", result)[0]} if result.recommended else {}
+    figures = {"basis": in_words("how_known", result)[0]} if result.recommended else {}
     figures |= figures_of(result, chosen) if chosen else {}
     made = _TEMPLATES.get_template(template).render(result=result, figures=figures, **values)
     return made.encode("utf-8", "replace").decode()  # file names need not be UTF-8
@@ -176,6 +175,8 @@ def print_report(result: AutotuneResult, saved_as: Path, *, to_stderr: bool = Fa
     if result.scaling is not None:
         say(console, ["", *in_words("scaling", result)])
     if result.recommended is not None:
+        from rich.syntax import Syntax  # noqa: PLC0415 - loads Pygments
+
         say(console, ["", "To train with it:"])
         code = code_to_paste(result, saved_as)
         # Wrapping at the width of the terminal would break it.
@@ -189,17 +190,18 @@ def code_to_paste(result: AutotuneResult, saved_as: Path) -> str:
     """
     dataset, strategy, chosen = result.dataset, result.strategy, result.recommended
     if dataset.loader and dataset.unit != "cells":
-        chosen_ones = map(_argument, chosen.configuration.items()) if chosen else ()
-        return f"loader = {dataset.loader}({', '.join(['...', *chosen_ones])})"
+        settings = [f"{n}={value!r}" for n, value in chosen.configuration.items()] if chosen else []
+        return f"loader = {dataset.loader}({', '.join(['...', *settings])})"
     if dataset.loader:
-        settings = repr(chosen.configuration) if chosen else "..."
+        configuration = repr(chosen.configuration) if chosen else "..."
         return (
             "from cellfeed_tuner import Configuration\n\n"
-            f"loader = {dataset.loader}(...).open({settings})"
+            f"loader = {dataset.loader}(...).open({configuration})"
         )
     labels, selection = dataset.labels, dataset.selection
     columns = [*labels, *(strategy.columns if strategy else ())]
-    arguments = f"{_in_python(dataset.paths)}, obs={list(dict.fromkeys(columns))!r}"
+    files = list(folder_of(dataset.paths))
+    arguments = f"{(files if files[1:] else files[0])!r}, obs={list(dict.fromkeys(columns))!r}"
     if dataset.elements not in ((), ("X",)):
         arguments += f", elements={list(dataset.elements)!r}"
     if dataset.has_storage_options:
@@ -227,16 +229,3 @@ def code_to_paste(result: AutotuneResult, saved_as: Path) -> str:
             f"    ...  # minibatch.X, minibatch.obs[{labels[0]!r}], minibatch.rows",
         ]
     )
-
-
-def _argument(setting: tuple[str, object]) -> str:
-    return "{}={!r}".format(*setting)
-
-
-def _in_python(locations: Sequence[str]) -> str:
-    if len(locations) == 1:
-        return repr(locations[0])
-    folder = Path(locations[0]).parent  # a URL has no such folder
-    if set(map(str, folder.glob("*.h5ad"))) == set(locations):
-        return repr(str(folder))
-    return repr(list(locations))
