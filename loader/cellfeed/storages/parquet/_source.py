@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +32,6 @@ from cellfeed.bytes import Location, StorageOptions, digest_of, digest_of_array
 from cellfeed.bytes._buffers import BufferPool
 from cellfeed.bytes._remote import open_object
 from cellfeed.decode import SlowRead
-from cellfeed.machine import threads_per_process
 from cellfeed.rows import CsrRows, FoundRows, Layout, RowTarget, summable
 from cellfeed.sources._registry import Storage
 from cellfeed.sources._source import (
@@ -42,6 +40,7 @@ from cellfeed.sources._source import (
     StoredElement,
     as_names,
     gene_names,
+    threads_of_process,
 )
 from cellfeed.storages.parquet._files import EXTRA, ParquetFiles, RowGroups
 from cellfeed.storages.parquet._lists import Lists
@@ -53,10 +52,7 @@ from cellfeed.storages.parquet._paths import GENE_TABLE, SUFFIX, files_at, is_pa
 @cache
 def _threads() -> ThreadPoolExecutor:
     """Return the threads that decode, of this process."""
-    torch_data = sys.modules.get("torch.utils.data")
-    worker = None if torch_data is None else torch_data.get_worker_info()
-    num_threads = threads_per_process(1 if worker is None else worker.num_workers)
-    return ThreadPoolExecutor(num_threads, "cellfeed-parquet")
+    return ThreadPoolExecutor(threads_of_process(), "cellfeed-parquet")
 
 
 os.register_at_fork(after_in_child=_threads.cache_clear)

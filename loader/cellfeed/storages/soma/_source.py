@@ -18,7 +18,6 @@ from cellfeed._lazy import pd
 from cellfeed._runs import Runs, expand, merge_consecutive
 from cellfeed.bytes import Location
 from cellfeed.decode import SlowRead, rows_of_coordinates
-from cellfeed.machine import threads_per_process
 from cellfeed.rows import CsrRows, SparseChunks
 from cellfeed.sources._registry import (
     Storage,
@@ -33,6 +32,7 @@ from cellfeed.sources._source import (
     as_names,
     as_text,
     fill,
+    threads_of_process,
     why_not_cast,
 )
 from cellfeed.storages.soma._tiledb import UnknownLayoutError, tiled_csr
@@ -106,10 +106,7 @@ class SomaStore(OpenedPerProcess):
         if self._opened is not None:
             _of_parents.append(self._opened)
         tiledbsoma = library("tiledbsoma", self.location, what="TileDB-SOMA", extra="soma")
-        from cellfeed._torch import get_worker_info  # noqa: PLC0415 - it imports torch
-
-        worker = get_worker_info()
-        threads = threads_per_process(1 if worker is None else worker.num_workers)
+        threads = threads_of_process()
         config: dict[str, str | float] = {
             "sm.compute_concurrency_level": str(threads),
             "sm.io_concurrency_level": str(threads),
