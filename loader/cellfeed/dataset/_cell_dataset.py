@@ -444,7 +444,7 @@ class CellDataset(ResumableDataset):
         Minibatches arrive in the order of the plan, with any number of workers. Each worker reads
         every n-th fetch, which takes its `buffer_bytes`, and sends minibatches ahead in memory that
         it shares with this process (and that needs no space in ``/dev/shm``): ``prefetch_factor``
-        messages of up to 32 MiB, or of one minibatch if that is larger. If a `Collection` is on a
+        messages of up to 16 MiB, or of one minibatch if that is larger. If a `Collection` is on a
         server, in an object store or a TileDB-SOMA experiment, workers are not forked, since
         threads of this process may be reading it: the start method is "forkserver" unless you pass
         another ``multiprocessing_context``, so a script needs ``if __name__ == "__main__":``. A
