@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -151,19 +151,19 @@ class Object(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """Bytes of one file that are requested together.
+    """Bytes of one object that are requested together.
 
     Parameters
     ----------
-    file, first, stop
-        The file, the first byte, and the end.
+    wanted, first, stop
+        The object, the first byte, and the end.
     n_wanted
         Number of these bytes that are needed; the others are gaps.
     ranges
         Numbers of the ranges that lie in these bytes.
     """
 
-    file: int
+    wanted: Object
     first: int
     stop: int
     n_wanted: int
@@ -177,32 +177,27 @@ class Batch:
     ----------
     requests
         The requests. An object whose version is not known may end before them.
-    objects
-        The objects of the requests, by number.
 
     Attributes
     ----------
     location
         Location of one of the objects, for messages.
-    answers
-        For each request the bytes, None if there is no such object, or the error.
     is_here
         Done once each request is answered, or has failed.
     is_cancelled
         Whether the requests are no longer needed.
     """
 
-    def __init__(self, requests: Sequence[Request], objects: Mapping[int, Object]) -> None:
-        self.requests, self.objects = requests, objects
-        self.location = objects[requests[0].file].location
-        self.answers: list[memoryview | BaseException | None] = [None] * len(requests)
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests, self.location = requests, requests[0].wanted.location
+        self._answers: list[memoryview | BaseException | None] = [None] * len(requests)
         self.is_here = Future[None]()
         self.is_cancelled = False
         self.tasks = set[asyncio.Task[memoryview | None]]()
         self._n_left = len(requests)
 
-    def result(self) -> Sequence[memoryview | BaseException | None]:
-        """Wait for all answers.
+    def result(self, number: int) -> memoryview | None:
+        """Wait for all answers; return that of one request, None if there is no such object.
 
         Each request ends in bounded time, so this does too, and immediately when the process exits,
         which must not wait for a server.
@@ -211,11 +206,18 @@ class Batch:
         ------
         RemoteError
             The requests are no longer needed, as when the process exits.
+        CellfeedError
+            The request failed.
         """
         while not self.is_here.done() and not wait([self.is_here], LOOK_UP_SECONDS).done:
             if self.is_cancelled or not is_awaited():  # others may still be waiting for it
                 raise cancelled(self.location)
-        return self.answers
+        answer = self._answers[number]
+        if isinstance(answer, CellfeedError):
+            raise type(answer)(*answer.args)  # a copy, as other threads raise it too
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
     def cancel(self) -> None:
         """Cancel requests that have not been answered; from any thread, and without waiting."""
@@ -229,7 +231,7 @@ class Batch:
 
     def put(self, number: int, answer: memoryview | BaseException | None) -> None:
         """Store an answer."""
-        self.answers[number] = answer
+        self._answers[number] = answer
         self._n_left -= 1
         if not self._n_left:
             self.is_here.set_result(None)
@@ -272,7 +274,7 @@ class Scheduler:
                 continue
             self._n_in_flight += 1
             request = batch.requests[number]
-            receiving = self._receive(request, batch.objects[request.file])
+            receiving = self._receive(request)
             task = asyncio.get_running_loop().create_task(receiving)
             batch.tasks.add(task)
             # Also called for a task that was cancelled before it began.
@@ -282,9 +284,8 @@ class Scheduler:
         self._n_in_flight -= 1
         asyncio.get_running_loop().call_soon(self._send)
         batch.tasks.discard(task)
-        location = batch.objects[batch.requests[number].file].location
         if task.cancelled():
-            batch.put(number, cancelled(location))
+            batch.put(number, cancelled(batch.requests[number].wanted.location))
             return
         error = task.exception()
         if error is None:
@@ -294,13 +295,13 @@ class Scheduler:
         else:  # of our own code, since somebody waits for the result
             batch.put(number, error)
 
-    async def _receive(self, request: Request, wanted: Object) -> memoryview | None:
+    async def _receive(self, request: Request) -> memoryview | None:
         """Return the bytes, None if the object does not exist and need not exist."""
-        ask, where = partial(self._ask, request, wanted), (request.first, request.stop)
+        ask, where = partial(self._ask, request), (request.first, request.stop)
         try:
-            return await ask_in_loop(wanted.location, ask, *where, self._before_retry)
+            return await ask_in_loop(request.wanted.location, ask, *where, self._before_retry)
         except PathError:
-            if wanted.version is None:
+            if request.wanted.version is None:
                 return None
             raise
 
@@ -309,8 +310,8 @@ class Scheduler:
         if is_overload(error):
             self._window.overloaded(time.monotonic())
 
-    async def _ask(self, request: Request, wanted: Object) -> memoryview:
-        began = time.monotonic()
+    async def _ask(self, request: Request) -> memoryview:
+        wanted, began = request.wanted, time.monotonic()
         options = {"range": (request.first, request.stop)}
         got = await self._store.get_async(wanted.path, options=options)
         if wanted.version is not None:
