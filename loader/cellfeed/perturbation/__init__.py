@@ -114,7 +114,10 @@ class _Stated:
                     msg = f'put the name in quotes, as in [fewshot."DATASET.{name}"], since it is '
                     msg += "one key"
                 raise self.refused(section, msg)
-        if may_be_shares and lists and all(type(each) in (int, float) for each in lists.values()):
+        are_numbers = [
+            isinstance(each, float | int) and not isinstance(each, bool) for each in lists.values()
+        ]
+        if may_be_shares and lists and all(are_numbers):
             if not (min(lists.values()) > 0 and sum(lists.values()) <= 1):
                 msg = f"the shares {[*lists.values()]} must be above 0, and sum to 1 at most"
                 raise self.refused(section, msg)
