@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed import sampling
+from cellfeed import qc_metrics, sampling
 from cellfeed._errors import (
     ColumnError,
     FormatError,
@@ -25,7 +25,6 @@ from cellfeed._errors import (
     StateError,
     require_list,
 )
-from cellfeed._genes import qc_metrics
 from cellfeed._lazy import ad, pd, sp
 from cellfeed._torch import torch
 from cellfeed.collection import Collection, open_collection
