@@ -35,7 +35,7 @@ from cellfeed_tuner._results import (
 )
 from cellfeed_tuner._scaling import SCALING_SHARE, ScalingSearch
 from cellfeed_tuner._searching._replicates import Measurements
-from cellfeed_tuner._searching._search import Search
+from cellfeed_tuner._searching._search import Journal, Search
 from cellfeed_tuner._storage_advice import StorageAdvice
 from cellfeed_tuner._subject import Selected
 from cellfeed_tuner._time_budget import Progress, TimeBudget
