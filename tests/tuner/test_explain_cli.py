@@ -44,7 +44,11 @@ def explain(result_of, tmp_path):
         ("too long", "--block-size 700", "The nearest: block size 1024"),
         # Feasible and the fastest; the fastest of what mixes; the best mixed if nothing does.
         ("recommended", "--block-size 4", "The best of 4 configurations with block size 4: "),
-        ("recommended", "--workers 1", "block size 64 64 fetch factor 64 64 workers 1 0 "),
+        (
+            "recommended",
+            "--workers 1",
+            "in question recommended block size 64 64 fetch factor 64 64 workers 1 0 ",
+        ),
         ("recommended", "--block-size 1024", "block size 1024 64 fetch factor 64 64 workers 0 0 "),
         ("recommended", "--workers 0", "workers 0 cells/s [95 % interval] 8,800 [8,500, 9,100] en"),
     ],

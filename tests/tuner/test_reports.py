@@ -25,7 +25,8 @@ from tests.tuner.reports import (
     printed,
 )
 
-from cellfeed_tuner import AutotuneResult, plots
+from cellfeed_tuner import AutotuneResult, Estimate, plots
+from cellfeed_tuner._reports._text import cells_of
 from cellfeed_tuner._results import STATUS_MEANINGS
 
 CODE = "from cellfeed import CellDataset\n\nx = 'a < b' if 1 & 2 else \"c\"\n"
@@ -353,6 +354,8 @@ def test_all_are_compared_with_the_chosen():
     # The figure of its turns, as everywhere.
     assert rows[0][1]["cells/s [95 % interval]"] == "8,800 [8,500, 9,100]"
     assert rows[2][1]["times recommended"] == "0.89x [0.83x, 0.95x]"
+    unknown = changed(RECOMMENDED.configurations[7], {"relative": Estimate(1.0, 0.3, 3.0)})
+    assert cells_of(RECOMMENDED, unknown)["times recommended"] == "unknown"
     assert "The entropy floor of 0.95 costs throughput: block size 1024, " in html
     assert "was 1.36x [1.18x, 1.58x] as fast." in html
     html, rows = rows_of(RESULTS["nothing feasible"])

@@ -111,12 +111,14 @@ def _print_answer(console: Console, result: AutotuneResult, answer: _Answer) -> 
         nearest = "nearest timed configuration" if about.cells_per_second else "nearest"
         said = f"{question} is not in the grid; autotune can be given it. The {nearest}:"
     say(console, [said], "bold")
-    compared = {"it": cells_of(result, about)}
+    compared = {"in question": cells_of(result, about)}
     if result.chosen is not None and about is not result.chosen:
         compared["recommended"] = cells_of(result, result.chosen)
-    outcome = compared["it"].pop("outcome")
+    outcome = compared["in question"].pop("outcome")
     table = Table.grid(padding=(0, 2))
-    for heading in compared["it"]:
+    if len(compared) > 1:
+        table.add_row("", *compared, style="bold")
+    for heading in compared["in question"]:
         table.add_row(
             Text(heading, style="dim"), *(Text(each[heading]) for each in compared.values())
         )

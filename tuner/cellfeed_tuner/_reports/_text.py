@@ -12,7 +12,7 @@ from rich.text import Text
 from cellfeed.console import format_bytes
 from cellfeed_tuner import _constants, _interval
 from cellfeed_tuner._bottleneck import microseconds
-from cellfeed_tuner._interval import interval, times
+from cellfeed_tuner._interval import interval, is_unknown, times
 from cellfeed_tuner._reports import report_console, say
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results import STATUS_MEANINGS, ConfigurationResult
@@ -68,6 +68,7 @@ def cells_of(result: AutotuneResult, each: ConfigurationResult) -> dict[str, str
     """Return what the table of the page has of a configuration, by heading."""
     names = dict.fromkeys(name for one in result.configurations for name in one.configuration)
     why = in_words("why_not", result, each) + [each.note] * bool(each.note)
+    ratio = each.relative
     verdicts = [each.verdict, *(label.verdict for label in each.further_labels.values())]
     return (
         {
@@ -76,7 +77,7 @@ def cells_of(result: AutotuneResult, each: ConfigurationResult) -> dict[str, str
         }
         | figures_of(result, each)
         | {
-            "times recommended": times(each.relative) if each.relative else "unknown",
+            "times recommended": times(ratio) if ratio and not is_unknown(ratio) else "unknown",
             "verdict": ", ".join(verdict.kind for verdict in verdicts if verdict),
             "outcome": ": ".join(why),
         }
