@@ -17,16 +17,15 @@ import scipy.sparse as sp
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError
-from cellfeed._runs import Runs, count_rows
 from cellfeed.bytes import Location
 from cellfeed.collection import Collection
 from cellfeed.decode import SlowRead
+from cellfeed.extending import FormatError
 from cellfeed.fetch import PlannedRead, Reader, Stage, in_stages
 from cellfeed.rows import CsrChunks, CsrRows, Layout
-from cellfeed.sources import Source, StoredElement
-from cellfeed.sources._anndata import StoredCsc
-from cellfeed.storages.memory_maps._source import MappedCsr, arrays_of
+from cellfeed.sources import Runs, Source, StoredElement, count_rows
+from cellfeed.sources.anndata import StoredCsc
+from cellfeed.storages.memory_maps import MappedCsr, arrays_of
 
 # Bytes in memory for each element: of a block, what is read ahead of it, its order and its copy;
 # of a band, its pieces and the rows made of them.

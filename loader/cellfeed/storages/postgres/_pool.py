@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError, RemoteError
 from cellfeed.bytes import LOOK_UP_SECONDS, Location, is_awaited
-from cellfeed.sources._source import OpenedPerProcess
+from cellfeed.extending import FormatError, RemoteError
+from cellfeed.sources import OpenedPerProcess
 from cellfeed.storages.postgres._database import Database, may_pass
 
 # The thread that serves the connections of a process: one event loop, started when needed.

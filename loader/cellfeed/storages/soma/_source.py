@@ -13,26 +13,25 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError, ParameterError, PathError
-from cellfeed._lazy import pd
-from cellfeed._runs import Runs, expand, merge_consecutive
 from cellfeed.bytes import Location
 from cellfeed.decode import SlowRead, rows_of_coordinates
+from cellfeed.extending import FormatError, ParameterError, PathError, pd
 from cellfeed.machine import threads_per_process
 from cellfeed.rows import CsrRows, SparseChunks
-from cellfeed.sources._registry import (
-    Storage,
-    failures_named,
-    first_line,
-    library,
-)
-from cellfeed.sources._source import (
+from cellfeed.sources import (
     OpenedPerProcess,
+    Runs,
     Source,
+    Storage,
     StoredElement,
     as_names,
     as_text,
+    expand,
+    failures_named,
     fill,
+    first_line,
+    library,
+    merge_consecutive,
     why_not_cast,
 )
 from cellfeed.storages.soma._tiledb import UnknownLayoutError, tiled_csr
@@ -106,7 +105,7 @@ class SomaStore(OpenedPerProcess):
         if self._opened is not None:
             _of_parents.append(self._opened)
         tiledbsoma = library("tiledbsoma", self.location, what="TileDB-SOMA", extra="soma")
-        from cellfeed._torch import get_worker_info  # noqa: PLC0415 - it imports torch
+        from cellfeed.extending import get_worker_info  # noqa: PLC0415 - it imports torch
 
         worker = get_worker_info()
         threads = threads_per_process(1 if worker is None else worker.num_workers)
