@@ -1,7 +1,14 @@
 # Everything runs in .venv, which is created on first use. Once its packages are installed, no
-# network is needed.
+# network is needed. Another Python has an environment of its own, with the newest versions of all
+# packages: `make test-all PYTHON=python3.13` runs in .venv-python3.13.
 PYTHON ?= python3
+ifeq ($(PYTHON),python3)
 VENV := .venv
+CONSTRAINTS := -c constraints.txt
+else
+VENV := .venv-$(notdir $(PYTHON))
+CONSTRAINTS :=
+endif
 BIN := $(VENV)/bin
 # What is installed is in layers: what `make demo` needs; tests; what else the complete run needs
 # (databases, object stores, frameworks); pages. Tests that need a missing package are skipped.
@@ -10,8 +17,7 @@ TEST := $(VENV)/.test
 COMPLETE := $(VENV)/.complete
 DOCS := $(VENV)/.docs
 # Most installed modules are never imported; the others are compiled on import.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
-	-c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(CONSTRAINTS)
 DEMO_CELLS ?= 28000
 
 # Otherwise each process compiles all modules again.

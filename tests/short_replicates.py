@@ -21,5 +21,3 @@ def shorten(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
     set_attribute(search, "PROFILE_SHARE", 0.0)
     set_attribute(search, "LEAST_SUSTAINED_SECONDS", SECONDS)
     set_attribute(search, "SUSTAINED_SHARE", 0.0)
-    prefetch = importlib.import_module("cellfeed_tuner._searching._prefetch")
-    set_attribute(prefetch, "MOST_DEPTH_TURNS", prefetch.FEWEST_DEPTH_TURNS)

@@ -23,7 +23,7 @@ from bench.backtest.recorded_grid import SCHEMA, SETTINGS, facts_path, read_fact
 from cellfeed import Collection, FormatError, ParameterError, open_collection
 from cellfeed.console import OneLineErrorCommand, interrupted
 from cellfeed.machine import usable_memory_bytes
-from cellfeed_tuner._choose import obstacle
+from cellfeed_tuner._choose import Requirements
 from cellfeed_tuner._commands._autotune_cli import Sizes, listed
 from cellfeed_tuner._commands._autotune_run import LiveDisplay
 from cellfeed_tuner._configuration import Configuration
@@ -46,6 +46,7 @@ from cellfeed_tuner._measuring._timing import TimingRequest
 from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._request import check_size, default_workers, describe_dataset
 from cellfeed_tuner._result import to_plain
+from cellfeed_tuner._results import Constraints
 from cellfeed_tuner._searching._space import MOST_LISTED, Space
 from cellfeed_tuner._subject import BlockPlans, Label, Selected
 from cellfeed_tuner._time_budget import Progress, silent
@@ -261,14 +262,17 @@ def record(
         "seed": seed,
     }
     recording = Recording.open(Path(output), facts, _SAME)
+    requirements = Requirements(
+        n_cells=len(collection),
+        row_bytes=collection.mean_row_bytes(),
+        batch_size=batch_size,
+        constraints=Constraints(
+            entropy_floor=0.0, memory_bytes=usable_memory_bytes(), need_cells_per_second=None
+        ),
+        entropies={},
+    )
     for each in grid:
-        reason = obstacle(
-            each,
-            n_cells=len(collection),
-            batch_size=batch_size,
-            row_bytes=collection.mean_row_bytes(),
-            memory_bytes=usable_memory_bytes(),
-        )
+        reason = requirements.obstacle(each)
         if reason is not None:
             recording.left_out[each] = ": ".join(reason)
     with MeasuringProcess(collection) as process:  # imports continue alongside the next lines

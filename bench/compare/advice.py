@@ -1,9 +1,9 @@
 """The advice of `autotune`, and the result of following it.
 
 Tunes two collections of the same cells: in gzip as anndata writes it, and in lzf with large chunks.
-Follows every advice: writes the shuffled copy, or the files with other chunks, and measures both
-with the settings of the advice. Compares the reported time for decompression with uncompressed
-files, from the page cache. Each title says what is promised. Copies are beside ``--data``.
+Follows the advice: writes the shuffled copy, and measures it with the settings of the advice.
+Compares the reported time for decompression with uncompressed files, from the page cache. Each
+title says what is promised. Copies are beside ``--data``.
 """
 
 from dataclasses import replace
@@ -37,19 +37,6 @@ def rewrite(source, to, *, compression=None, chunk=24_000):
                 ).attrs.update(attributes)
 
 
-def taken(advice, files, collection):
-    """Follow the advice, and return the path of the new store."""
-    if advice.action == "preshuffle":
-        shuffled = files.with_suffix(".zarr")
-        return shuffled if shuffled.exists() else preshuffle(files, shuffled).path
-    chunks = files.with_name(f"{files.name}-in-chunks-of-{advice.rows_per_chunk}")
-    with h5py.File(collection.locations[0]) as file:
-        elements, cells = file["X/data"].size, file["X/indptr"].size - 1
-        compression = file["X/data"].compression
-    rewrite(files, chunks, compression=compression, chunk=advice.rows_per_chunk * elements // cells)
-    return chunks
-
-
 def rate(seed, collection, configuration, cache, seconds):
     found = measure(collection, configuration, cache=cache, seconds=seconds, seed=seed)
     return {"cells/s": found.rough_cells_per_second}
@@ -77,9 +64,12 @@ def cases(options):
             if bottleneck is not None:
                 say(f"{files.name}, {cache}: {bottleneck.sentence}")
             for advice in result.storage_advice if cache == "cold" else ():
-                copy = open_collection(taken(advice, files, collection), obs=["plate"])
+                shuffled = files.with_suffix(".zarr")
+                if not shuffled.exists():
+                    preshuffle(files, shuffled)
+                copy = open_collection(shuffled, obs=["plate"])
                 then = replace(now, block_size=advice.block_size)
-                title = f"{files.name}, {advice.action}: at least {advice.least_speedup:.2f} times"
+                title = f"{files.name}, shuffled: at least {advice.least_speedup:.2f} times"
                 yield case(title, cache, (collection, now), (copy, then))
             if cache == "warm" and bottleneck is not None:
                 stages = {each.name: each.saving for each in bottleneck.stages}

@@ -31,7 +31,7 @@ def cache_folder(name: str) -> Path:
     ----------
     name
         What it holds: ``autotune`` (results), ``tables`` (where rows and chunks lie), or ``bytes``
-        and ``pages`` (of remote files).
+        (of remote files).
 
     Raises
     ------

@@ -7,9 +7,10 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cellfeed_tuner.plots import CHOSEN, STYLE, UPPER, around, draw_caption
+from cellfeed_tuner.plots import CHOSEN, STYLE, around, draw_caption
 
 from ._epoch_course import EpochCourse
+from ._looks import UPPER
 
 __all__ = ["epoch_figure"]
 

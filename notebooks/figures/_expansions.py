@@ -8,8 +8,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cellfeed_tuner.plots import BOUND, COLOURS, LOWER, REPLAYED, STYLE, draw_caption
+from cellfeed_tuner.plots import BOUND, COLOURS, STYLE, draw_caption
 
+from ._looks import LOWER, REPLAYED
 from ._machines import PUBLISHED
 
 __all__ = ["expansions_figure"]

@@ -9,20 +9,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from cellfeed_tuner.plots import (
-    BOUND,
+from cellfeed_tuner.plots import BOUND, STYLE, block_colours, draw_caption
+
+from ._looks import (
     CONTEXT,
     LOWER,
     REPLAYED,
-    STYLE,
     UPPER,
-    block_colours,
     draw_bounds,
-    draw_caption,
     scale_fetch_factors,
     title_of_block,
 )
-
 from ._machines import PUBLISHED
 
 __all__ = ["entropy_figure"]

@@ -4,8 +4,9 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
-from cellfeed_tuner.plots import STYLE, draw_caption, scale_fetch_factors, scale_speeds
+from cellfeed_tuner.plots import STYLE, draw_caption, scale_speeds
 
+from ._looks import scale_fetch_factors
 from ._machines import (
     LOADERS,
     draw_curve,

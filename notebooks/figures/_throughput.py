@@ -9,14 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from cellfeed_tuner.plots import (
-    STYLE,
-    block_colours,
-    draw_caption,
-    scale_fetch_factors,
-    scale_speeds,
-)
+from cellfeed_tuner.plots import STYLE, block_colours, draw_caption, scale_speeds
 
+from ._looks import scale_fetch_factors
 from ._machines import STRATEGIES, draw_curve, draw_level, one, scale_alike, title
 
 __all__ = ["storage_figure", "throughput_figure"]

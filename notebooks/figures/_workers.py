@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from cellfeed_tuner.plots import STYLE, draw_caption, scale_speeds, title_of_block
+from cellfeed_tuner.plots import STYLE, draw_caption, scale_speeds
 
+from ._looks import title_of_block
 from ._machines import draw_curve
 
 __all__ = ["workers_figure"]

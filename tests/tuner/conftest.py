@@ -298,7 +298,7 @@ def stage(name, microseconds, saving):
 
 BOTTLENECK = Bottleneck(
     kind="decompressing",
-    confidence=0.98,
+    is_certain=True,
     stages=(
         stage("planning", 2.0, 0.01), stage("reading", 10.0, 0.01),
         stage("decompressing", 160.0, 0.7), stage("placing", 40.0, 0.18),
@@ -308,10 +308,7 @@ BOTTLENECK = Bottleneck(
     measured_seconds_per_cell=113e-6, accounted=0.9, n_rounds=8, stored_bytes=6_000.0,
     decoded_bytes=30_000.0, useful_bytes=18_000.0,
 )  # fmt: skip
-ADVICE = StorageAdvice(
-    action="preshuffle", rows_per_chunk=64, block_size=1024,
-    least_speedup=2.58, basis="estimated from a sample",
-)  # fmt: skip
+ADVICE = StorageAdvice(block_size=1024, least_speedup=2.58, epochs_until_paid=3)
 
 
 OF_RANGES = replace(
@@ -412,7 +409,6 @@ RESULTS = {
         RECOMMENDED,
         bottleneck=BOTTLENECK,
         storage_advice=(ADVICE,),
-        dataset=replace(DATASET, label_counts=(2_000,) * 14),
     ),
     "not compared": NOT_IN_TURNS,
     "undecided": changed(

@@ -60,4 +60,3 @@ def measure_here(patch: pytest.MonkeyPatch) -> None:
     short_replicates.shorten(set_attribute)
     for module in MODULES:
         patch.setattr(f"cellfeed_tuner.{module}.MeasuringProcess", MeasuringHere)
-    patch.setattr("cellfeed_tuner._bottleneck.N_RESAMPLES", 50)

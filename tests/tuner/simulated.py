@@ -27,7 +27,6 @@ from cellfeed_tuner import (
 from cellfeed_tuner._choose import Choice, Requirements
 from cellfeed_tuner._measuring._process import MeasuringError, Outcome
 from cellfeed_tuner._measuring._timing import CountedRounds, Findings, Round, Started, TimingRequest
-from cellfeed_tuner._searching._prefetch import PrefetchSearch
 from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._search import Search
 from cellfeed_tuner._searching._space import Space
@@ -47,7 +46,6 @@ __all__ = [
     "TimingRequest",
     "autotune_on",
     "entropy_of",
-    "prefetch_search",
     "profile_on",
     "searched",
     "timed",
@@ -133,9 +131,6 @@ class Machine:
         self.now += min(self.start_seconds, limit_seconds)
         if self.start_seconds > limit_seconds:
             raise TimeoutError
-
-    def memory_bytes(self) -> int:
-        return 10**8
 
     def speed(self, each: Configuration) -> float:
         return 1 / self.cost(each)
@@ -262,18 +257,6 @@ def searched(
     search.survey()
     results = search.results(search.timed if space else grid)
     return Found(search, results, search.choose(results), asked, machine.now - began)
-
-
-def prefetch_search(
-    server: Any, configuration: Configuration, *, memory_bytes: int = 10**9, left: float = math.inf
-) -> PrefetchSearch:
-    """A search for the number of fetches to read ahead of a server."""
-    return PrefetchSearch(
-        measurements=measurements_by(server, cache="remote"),
-        configuration=configuration,
-        memory_bytes=memory_bytes,
-        left=lambda: left,
-    )
 
 
 def autotune_on(

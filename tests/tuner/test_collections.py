@@ -288,7 +288,7 @@ class TestRowsOfAStrategy:
         assert dataset.n_cells == len(collection)
         assert dataset.selection.n_cells == dataset.n_visited == rows.size
         assert dataset.selection.where == QUERY
-        assert dataset.label_counts == (rows.size // 2, rows.size // 2)
+        assert (dataset.n_labels, dataset.label_entropy_bits) == (2, 1.0)
         measured = [e.entropy_bits.measured for e in result.configurations]
         bits = [each.value for each in measured if each is not None]
         assert bits
@@ -440,7 +440,7 @@ class TestAlignedBlocks:
         )
         assert result.strategy.in_python(16) == "BlockShuffling(align='chunks', block_size=16)"
         sizes = given.bound_to(collection).block_sizes(len(collection))
-        counts = list(result.dataset.label_counts)
+        counts = np.bincount(collection.obs["plate"].codes).tolist()
         found = theory.lower_bound_bits(counts, 64, sizes.effective)
         assert result.chosen.entropy_bits.lower_bound == pytest.approx(found)
         dataset, seen = trained(collection, result)

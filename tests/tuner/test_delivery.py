@@ -266,7 +266,7 @@ def test_the_page_and_a_notebook_say_so_first(result_of):
     assert notebook.startswith("<div>\n<p><strong>THE LOADER DELIVERS WRONG DATA")
     assert result.loader_fault in notebook
     assert "from_autotune" not in page + notebook
-    assert "wrong data delivered" in repr(result)
+    assert "delivers wrong data" in repr(result)
     assert result.loader_fault in repr(result)
     with pytest.raises(ParameterError, match="delivers wrong data cannot be recommended"):
         replace(result_of("recommended"), loader_fault=result.loader_fault)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests import commands
 
-from cellfeed_tuner import Configuration, theory
+from cellfeed_tuner import Configuration
 
 FAST = Configuration(block_size=64, fetch_factor=16)
 
@@ -40,12 +40,13 @@ def explain(result_of, tmp_path):
         ("recommended", "", "Where the time goes: Not known: too few rounds were timed"),
         ("nothing feasible", "", "No configuration is feasible. The nearest is block size 64"),
         ("not compared", "", "timed, but not compared"),
-        ("too long", "--block-size 700", "block size 700 is not in the grid."),
-        ("too long", "--block-size 700", "The nearest is block size 1024"),
+        ("too long", "--block-size 700", "block size 700 is not in the grid;"),
+        ("too long", "--block-size 700", "The nearest: block size 1024"),
         # Feasible and the fastest; the fastest of what mixes; the best mixed if nothing does.
-        ("recommended", "--block-size 4", "Of the 4 configurations with block size 4, the best is"),
-        ("recommended", "--workers 1", "best is block size 64, fetch factor 64, 1 worker."),
-        ("recommended", "--block-size 1024", "best is block size 1024, fetch factor 64, 0 workers"),
+        ("recommended", "--block-size 4", "The best of 4 configurations with block size 4: "),
+        ("recommended", "--workers 1", "block size 64 64 fetch factor 64 64 workers 1 0 "),
+        ("recommended", "--block-size 1024", "block size 1024 64 fetch factor 64 64 workers 0 0 "),
+        ("recommended", "--workers 0", "workers 0 cells/s [95 % interval] 8,800 [8,500, 9,100] en"),
     ],
 )
 def test_what_is_asked_is_explained(explain, kind, options, said):
@@ -53,29 +54,31 @@ def test_what_is_asked_is_explained(explain, kind, options, said):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "reason"),
+    ("sizes", "said"),
     [
-        # What the grid in conftest says of each.
-        ((4, 4, 1), "It is slower: 3,000 [2,700, 3,600] cells/s, 0.34x [0.29x, 0.40x] the recom"),
-        ((64, 64, 1), "It is slower: 8,000 [7,200, 9,600] cells/s, 0.89x [0.83x, 0.95x] the recom"),
-        ((64, 4, 0), "It mixes too little: 1.800 bits are 50.0% of random sampling's 3.600"),
-        ((4, 64, 1), "It exceeds the memory limit: its buffers alone take 9,000 MB."),
-        ((64, 4, 1), "It failed: no workers here."),
-        ((1024, 4, 1), "It was not timed (budget exhausted; see --budget)."),
-        ((1024, 64, 0), "too few cells to time it: whole fetches need 32,768 cells."),
-        ((1024, 64, 1), "It was not timed because it is predicted to be slower than the best."),
-        ((64, 64, 0), "It is the recommended one."),
+        # What the grid in conftest says of each, beside the recommended one.
+        (
+            (4, 4, 1),
+            "3,000 [2,700, 3,600] 8,800 [8,500, 9,100] entropy of plate / random 3.492 bits, 97.0%",
+        ),
+        ((4, 4, 1), "0.34x [0.29x, 0.40x] 1.00x [1.00x, 1.00x] verdict outside assumptions"),
+        ((4, 4, 1), "Outcome: slower. Required: 95% of random sampling's entropy"),
+        ((4, 4, 1), "Measured as planned, outside the paper's bounds."),
+        ((64, 64, 1), "times recommended 0.89x [0.83x, 0.95x]"),
+        ((64, 4, 0), "cells/s [95 % interval] 7,040 [3,5"),
+        ((64, 4, 0), "Outcome: not timed: it mixes too little."),
+        ((4, 64, 1), "not timed: over the memory limit: its buffers alone take 9,000 MB."),
+        ((64, 4, 1), "Outcome: failed: no workers here."),
+        ((1024, 4, 1), "not timed: no time left; see --budget"),
+        ((1024, 64, 0), "too few cells in the collection: whole fetches need 32,768 cells"),
+        ((1024, 64, 1), "not timed: predicted slower than the best"),
+        ((64, 64, 0), "Outcome: recommended. Required"),
     ],
 )
-def test_each_configuration_has_its_reason(explain, sizes, reason):
-    block_size, fetch_factor, num_workers = sizes
-    said = explain(
-        "recommended",
-        f"--block-size {block_size} --fetch-factor {fetch_factor} --workers {num_workers}",
-    )
-    assert reason in said
-    asked = Configuration(block_size=block_size, fetch_factor=fetch_factor, num_workers=num_workers)
-    assert str(asked) in said
+def test_each_configuration_has_its_reason(explain, sizes, said):
+    options = dict(zip(("--block-size", "--fetch-factor", "--workers"), sizes, strict=True))
+    asked = " ".join(f"{option} {value}" for option, value in options.items())
+    assert said in explain("recommended", asked)
 
 
 def test_limits_are_reasons(explain, result_of):
@@ -85,7 +88,9 @@ def test_limits_are_reasons(explain, result_of):
     said = explain(
         replace(result, configurations=grid), "--block-size 4 --fetch-factor 4 --workers 1"
     )
-    assert "It takes 9,000 MB, over the limit of 8,000 MB." in said
+    assert "memory 9,000 MB 400 MB" in said
+    assert "Outcome: over the memory limit." in said
+    assert "at most 8,000 MB of memory." in said
     # With a need, what mixes less is not chosen.
     need = replace(result.constraints, need_cells_per_second=1_000.0)
     chosen = replace(result.recommended, configuration=result.configurations[2].configuration)
@@ -93,63 +98,40 @@ def test_limits_are_reasons(explain, result_of):
         replace(result, constraints=need, recommended=chosen),
         "--block-size 64 --fetch-factor 64 --workers 0",
     )
-    assert (
-        "It is fast enough but mixes less: 96.0% of random sampling's entropy, against 100" in said
-    )
-
-
-def test_outside_of_the_grid_there_is_theory_and_the_nearest(explain):
-    options = "--block-size 32 --fetch-factor 64"
-    said = explain("explained", options)
-    bits = theory.expected_entropy_bits([2_000] * 14, 64, 32, 64)
-    assert "block size 32, fetch factor 64 is not in the grid." in said
-    assert f"would have {bits:.3f} bits" in said
-    assert (
-        "The nearest timed configuration, in block size and fetch factor together, is "
-        "block size 64, fetch factor 64, 0 workers: It is the recommended one."
-    ) in said
-    # Without counts of labels there is no theory.
-    said = explain("recommended", options)
-    assert "is not in the grid" in said
-    assert "If every block held a single label" not in said
+    assert "Outcome: mixes less." in said
 
 
 @pytest.mark.parametrize(
-    ("options", "meant", "nearest"),
+    ("options", "nearest"),
     [
         # Of block size 1,024 only fetch factor 4 was timed, four doublings from the
         # recommended 64, and as many as lie between block sizes 64 and 1,024.
-        ("--block-size 4096", "block size 4096, fetch factor 64, 0 workers", "block size 64"),
-        ("--block-size 2", "block size 2, fetch factor 64, 0 workers", "block size 4"),
-        ("--fetch-factor 8", "block size 64, fetch factor 8, 0 workers", "block size 64"),
-        ("--block-size 8192 --fetch-factor 2", "fetch factor 2, 0", "block size 1024"),
+        ("--block-size 4096", (64, 64, 0)),
+        ("--block-size 2", (4, 64, 0)),
+        ("--fetch-factor 8", (64, 64, 0)),
+        ("--block-size 8192 --fetch-factor 2", (1024, 4, 0)),
         # Workers decide only between equal sizes.
-        (
-            "--workers 9",
-            "block size 64, fetch factor 64, 9 workers",
-            "block size 64, fetch factor 64, 1 worker:",
-        ),
+        ("--workers 9", (64, 64, 1)),
     ],
 )
-def test_the_nearest_is_near_in_both_sizes_and_was_timed(explain, options, meant, nearest):
+def test_outside_of_the_grid_is_the_nearest_that_was_timed(explain, options, nearest):
     said = explain("explained", options)
-    assert meant in said
-    assert f"timed configuration, in block size and fetch factor together, is {nearest}" in said
+    assert "is not in the grid; autotune can be given it. The nearest timed configuration:" in said
     answer = json.loads(explain("explained", f"{options} --json"))["answer"]
+    assert answer["n_matching"] == 0
+    assert tuple(answer["about"]["configuration"].values()) == nearest
     assert answer["about"]["cells_per_second"]["value"] is not None
 
 
 def test_json_says_the_same(explain):
     found = json.loads(explain("explained", "--block-size 4 --json"))
-    assert found["schema"] == "cellfeed.explain/2"
+    assert found["schema"] == "cellfeed.explain/3"
     assert found["bottleneck"]["kind"] == "decompressing"
     assert found["recommended"]["configuration"]["block_size"] == 64
     answer = found["answer"]
-    assert (answer["n_matching"], answer["is_chosen"]) == (4, False)
+    assert (answer["n_matching"], answer["outcome"]) == (4, "slower")
     assert answer["about"]["configuration"]["num_workers"] == 1
-    assert answer["speed_ratio"] == pytest.approx(3_000 / 8_800)
-    assert answer["predicted"] is None  # it was timed
-    assert answer["reasons"][0].startswith("It is slower")
+    assert answer["about"]["relative"]["value"] == pytest.approx(3_000 / 8_800)
     assert json.loads(explain("recommended", "--json"))["answer"] is None
 
 

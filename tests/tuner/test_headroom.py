@@ -76,7 +76,7 @@ def test_by_a_known_clock(seconds, step, fetch_factor, prefetch):
             n_fetches=100_000,
         )
         with headroom(loader, seconds=200.0) as found:
-            for _ in loader:
+            for _ in found:
                 clock.now += step
         expected = max(step, seconds / fetch_factor)
         assert found.seconds_with_loading == pytest.approx(expected)
@@ -89,7 +89,7 @@ def test_by_a_known_clock(seconds, step, fetch_factor, prefetch):
 def measure(clock, loader, step=0.1, **options):
     with headroom(loader, **options) as found:
         for _ in range(1000):
-            for _ in loader:
+            for _ in found:
                 clock.now += step
     return found
 
@@ -118,7 +118,7 @@ def test_nothing_is_said_to_be_gained_where_no_difference_is_measurable(clock, n
     loader = Loader(clock, seconds=1e-5, fetch_factor=1, prefetch=1, n_fetches=100_000)
     with headroom(loader, restore=[torch.nn.Linear(1, 1)]) as found:
         for _ in range(100):
-            for _ in loader:
+            for _ in found:
                 share = noise * (-1) ** found.n_rounds + 0.5 * abs(noise)
                 clock.now += 0.1 * (1 + share * (clock.now % 2 < 1))
     said = str(found)
@@ -146,7 +146,6 @@ def test_says_how_long_it_needs(clock, seconds):
     with pytest.raises(ParameterError, match=r"give more time, such as seconds=\d+") as caught:
         measure(clock, loader, seconds=6.0, step=0.01)
     needed = float(str(caught.value).partition("seconds=")[2].partition(",")[0])
-    assert type(loader) is Loader
     assert measure(clock, loader, seconds=needed, step=0.01).n_rounds
 
 
@@ -155,7 +154,7 @@ def test_training_that_becomes_slower(clock):
     loader = Loader(clock, seconds=1e-5, fetch_factor=1, prefetch=1, n_fetches=100_000)
     begun = clock.now
     with headroom(loader, seconds=45.0) as found:
-        for step, _ in enumerate(loader):
+        for step, _ in enumerate(found):
             clock.now += 1e-4 if step < 10 else 1e-2
     assert found.n_rounds >= 3
     assert clock.now - begun < 10
@@ -173,12 +172,13 @@ def test_training_that_ends_early_leaves_the_loader_as_it_was():
     loader = Numbers()
     found = headroom(loader)
     with pytest.raises(ParameterError, match="training ended after 1 minibatches"), found:
-        next(iter(loader))
+        next(iter(found))
+    with pytest.raises(ParameterError, match="iterate within the block"):
+        next(iter(found))
     with pytest.raises(ParameterError, match="nothing is measured yet"):
         str(found)
-    with pytest.raises(ZeroDivisionError), headroom(loader):
-        next(iter(loader)) / 0
-    assert type(loader) is Numbers
+    with pytest.raises(ZeroDivisionError), headroom(loader) as found:
+        next(iter(found)) / 0
     assert list(loader) == [0, 1, 2, 3, 4]
 
 
@@ -198,9 +198,8 @@ class Empty(Numbers):
 @pytest.mark.parametrize(
     ("loader", "options", "says"),
     [
-        (iter([1]), {}, "a list_iterator, whose iteration cannot be replaced"),
+        (iter([1]), {}, "again and again, .* but got list_iterator"),
         (3, {}, "iterated over again and again"),
-        ([1, 2], {}, "a list, whose iteration cannot be replaced"),
         (Once(), {}, "again and again"),
         (Empty(), {}, "has no minibatches"),
         (Numbers(), {"seconds": 0}, "`seconds > 0` must hold"),
@@ -208,8 +207,8 @@ class Empty(Numbers):
     ],
 )
 def test_refuses(loader, options, says):
-    with pytest.raises(ParameterError, match=says), headroom(loader, **options):
-        list(loader)
+    with pytest.raises(ParameterError, match=says), headroom(loader, **options) as found:
+        list(found)
 
 
 def dataset():
@@ -260,7 +259,7 @@ def test_nothing_is_kept_or_lost(workers):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     numbers: Any = random.getstate(), numpy_state(), torch.get_rng_state()
     with no_waiting(), headroom(train_some, restore=[model, optimizer]) as found:
-        train(train_some, model, optimizer)
+        train(found, model, optimizer)
     assert found.n_steps > 6
     assert all((model.state_dict()[name] == value).all() for name, value in before.items())
     assert not optimizer.state
@@ -282,10 +281,9 @@ def test_any_dataloader():
     loader = torch.utils.data.DataLoader(values, batch_size=4, shuffle=True)
     with no_waiting(), headroom(loader) as found:
         for _ in range(1000):
-            for (minibatch,) in loader:
+            for (minibatch,) in found:
                 assert minibatch.shape == (4,)
     assert found.n_rounds == 1
-    assert type(loader) is torch.utils.data.DataLoader
 
 
 @pytest.mark.slow
@@ -304,7 +302,7 @@ def test_ranks_take_the_same_number_of_steps(tmp_path):
         loader = make(seed=0).loader(0)
         with headroom(loader, seconds=4.0) as measured:
             for _ in range(100_000):
-                for minibatch in loader:
+                for minibatch in measured:
                     time.sleep(0.002 * (1 + dist.get_rank()))
                     dist.all_reduce(torch.ones(1))
         found["n_steps"] = measured.n_steps
@@ -335,7 +333,7 @@ def test_lightning():
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     with no_waiting(), headroom(loader, restore=[model]) as found:
         pl.Trainer(accelerator="cpu", max_epochs=1000, enable_checkpointing=False, **quiet).fit(
-            model, loader
+            model, found
         )
     assert found.n_rounds == 1
     assert np.concatenate(list(loader)).tolist() == np.concatenate(list(dataset())).tolist()

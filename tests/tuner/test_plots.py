@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from tests.tuner.conftest import RESULTS
 
-from cellfeed_tuner import Configuration, Estimate, plots
+from cellfeed_tuner import Estimate, plots
 from cellfeed_tuner.plots import block_colours
 
 
@@ -44,10 +44,7 @@ SITUATIONS_IN_TIME = [
     pytest.param(kind, marks=[pytest.mark.slow] * (kind in {"ranges", "whole grid"}))
     for kind in SITUATIONS
 ]
-FIGURES = [
-    plots.autotune_figure, plots.trade_off_figure, plots.throughput_figure, plots.bounds_figure,
-    plots.heat_map_figure,
-]  # fmt: skip
+FIGURES = [plots.autotune_figure, plots.trade_off_figure, plots.throughput_figure]
 
 
 @cache
@@ -75,6 +72,12 @@ def points(axes):
     return [tuple(point) for bar in bars for point in np.asarray(bar.lines[0].get_xydata())]
 
 
+def heat_maps_of(result):
+    """The axes of throughput and of entropy."""
+    speeds, entropies, _ = plots.autotune_figure(result).axes
+    return speeds, entropies
+
+
 def panels_of_speed(figure):
     return [axes for axes in figure.axes if axes.containers and axes.get_yscale() == "log"]
 
@@ -100,7 +103,7 @@ def test_no_text_covers_another_or_is_cut(kind, draw):
 
 
 @pytest.mark.parametrize("kind", SITUATIONS_IN_TIME)
-@pytest.mark.parametrize("draw", FIGURES[:3])
+@pytest.mark.parametrize("draw", FIGURES)
 def test_all_that_was_timed_is_in_sight_and_so_is_what_is_needed(kind, draw):
     result = RESULTS[kind]
     figure, _ = drawn(draw, kind)
@@ -110,7 +113,8 @@ def test_all_that_was_timed_is_in_sight_and_so_is_what_is_needed(kind, draw):
         if each.cells_per_second is None:
             continue
         settings = each.configuration
-        place = each.least_mixed.share_of_random if is_trade_off else settings.fetch_factor
+        missing = 100 * (1 - each.least_mixed.share_of_random)
+        place = missing if is_trade_off else settings.fetch_factor
         wanted = [each.cells_per_second.value]
         if each is result.chosen:
             wanted.append(result.recommended.cells_per_second.value)
@@ -137,8 +141,7 @@ def test_a_marker_has_one_meaning(result_of):
         result = result_of(kind)
         (axes,) = panels_of_speed(plots.trade_off_figure(result))
         hovers = {
-            plots.hover(plots.describe(each)): each.configuration.num_workers
-            for each in result.configurations
+            plots.hover(each): each.configuration.num_workers for each in result.configurations
         }
         for bar in axes.containers:
             assert isinstance(bar, ErrorbarContainer)
@@ -149,22 +152,32 @@ def test_a_marker_has_one_meaning(result_of):
     assert len(set(numbers)) == len(meanings) == len(set(markers)) == 6  # 0, 1, 2, 3, 4, 11
 
 
+def squares_of(axes):
+    """The text of each square of a heat map, and its colour; None if it has none."""
+    (mesh,) = axes.collections
+    shades = np.ma.filled(np.ma.asarray(mesh.get_array()), np.nan)
+    cells = {tuple(map(int, text.get_position())): text.get_text() for text in axes.texts}
+    return [
+        (text, None if np.isnan(shades[row, column]) else mesh.cmap(shades[row, column]))
+        for (column, row), text in cells.items()
+    ]
+
+
 @pytest.mark.parametrize("kind", SITUATIONS)
 def test_a_faster_square_is_darker(result_of, kind):
     result = result_of(kind)
-    (axes,) = plots.heat_map_figure(result, ("throughput",)).axes
-    speeds = {
-        plots.hover(plots.describe(each)): each.cells_per_second.value
-        for each in result.configurations
-        if each.cells_per_second is not None
-    }
-    found = {
-        speeds[str(square.get_gid())]: sum(to_rgba(square.get_facecolor())[:3])
-        for square in axes.patches
-        if square.get_gid() in speeds
-    }
+    if result.ranges:
+        return
+    axes, _ = heat_maps_of(result)
+    found = list[tuple[float, float]]()
+    for text, colour in squares_of(axes):
+        speed = text.splitlines()[0]
+        if colour is not None:
+            assert text.endswith(("workers", "worker"))
+            value = float(speed.rstrip("k")) * (1000 if speed.endswith("k") else 1)
+            found.append((value, sum(colour[:3])))
     assert len(found) >= 2
-    for (speed, ground), (faster, darker) in pairwise(sorted(found.items())):
+    for (speed, ground), (faster, darker) in pairwise(sorted(found)):
         assert darker < ground or (darker == ground and faster < 1.1 * speed)
 
 
@@ -180,18 +193,17 @@ def test_what_mixes_too_little_is_hollow(result_of):
             and str(bar.lines[0].get_markerfacecolor()) == "white"
         ]
         assert Counter(hollow) == Counter(
-            plots.hover(plots.describe(each))
+            plots.hover(each)
             for each in result.configurations
             if each.least_mixed.share_of_random < 0.949
         )
 
 
 def test_a_caption_explains_only_what_is_drawn(result_of):
-    grey, absent = {"recommended"}, {"two configurations"}
     for kind in ("recommended", "whole grid", "two configurations"):
-        caption = plots.heat_map_figure(result_of(kind)).get_supxlabel()
-        assert ("Grey: not timed." in caption) == (kind in grey)
-        assert ("not in the grid" in caption) == (kind in absent)
+        caption = plots.autotune_figure(result_of(kind)).get_supxlabel()
+        assert ("~: predicted." in caption) == (kind == "recommended")
+        assert ("not in the grid" in caption) == (kind == "two configurations")
 
 
 @pytest.mark.slow
@@ -210,35 +222,37 @@ def test_a_legend_names_what_is_drawn(result_of):
         assert any(name.startswith("needed") for name in names) == (kind == "need")
 
 
-@pytest.mark.parametrize("draw", [plots.autotune_figure, plots.bounds_figure])
-def test_a_label_with_dollars_is_no_formula(recommended, draw):
+def test_a_label_with_dollars_is_no_formula(recommended):
     label = r"a $\nonsense{$ b"
-    figure = draw(replace(recommended, dataset=replace(recommended.dataset, label=label)))
+    figure = plots.autotune_figure(
+        replace(recommended, dataset=replace(recommended.dataset, label=label))
+    )
     file = BytesIO()
     figure.savefig(file, dpi=20)  # a formula is read only now
     assert file.getvalue().startswith(b"\x89PNG")
     texts = [" ".join(text.get_text().split()) for text in figure.findobj(Text)]
-    is_named = any(label in text.replace(r"\$", "$") for text in texts)
-    assert is_named == (draw is plots.autotune_figure)
+    assert any(label in text.replace(r"\$", "$") for text in texts)
 
 
 def test_on_the_front_lies_what_nothing_beats_in_both_respects(trade_off):
     _, front = trade_off()
-    places = [[1.0, 1_500.0], [0.97, 3_000.0], [0.96, 8_800.0], [0.2, 12_000.0]]
+    places = [[0.0, 1_500.0], [3.0, 3_000.0], [4.0, 8_800.0], [80.0, 12_000.0]]
     assert front.get_xydata() == pytest.approx(np.array(places))
     assert front.get_drawstyle() == "steps-post"
     _, front = trade_off("several labels")  # by the label that is mixed least
-    shares = np.asarray(front.get_xydata())[:, 0]
-    assert shares == pytest.approx(0.99 * np.array([1.0, 0.97, 0.96, 0.2]))
+    missing = np.asarray(front.get_xydata())[:, 0]
+    assert missing == pytest.approx(100 - 99 * np.array([1.0, 0.97, 0.96, 0.2]))
 
 
 def test_shares_near_random_sampling_can_be_told_apart(trade_off):
     axes, _ = trade_off()
-    shares = np.array([0.2, 0.9, 0.98, 0.99, 1.0, 1.01])
-    points = np.column_stack([shares, np.full(shares.size, 1_000)])
+    missing = np.array([80, 10, 2, 1, 0, -1])
+    points = np.column_stack([missing, np.full(missing.size, 1_000)])
     scaled = axes.transScale.transform(points)
     assert (np.diff(axes.transLimits.transform(scaled)[:, 0]) > 0.05).all()
-    assert axes.transScale.inverted().transform(scaled)[:, 0] == pytest.approx(shares)
+    axes.figure.draw_without_rendering()
+    ticks = [tick.get_text() for tick in axes.get_xticklabels()]
+    assert ticks == ["100", "99.5", "99", "95", "90", "50", "0"]
 
 
 def test_the_chosen_point_is_marked_with_the_figure_that_is_published(trade_off):
@@ -250,7 +264,7 @@ def test_the_chosen_point_is_marked_with_the_figure_that_is_published(trade_off)
 
 
 def test_squares_of_the_grid(recommended, result_of):
-    speeds, entropies = plots.heat_map_figure(recommended).axes
+    speeds, entropies = heat_maps_of(recommended)
     # What mixes too little is hatched.
     below = [each for each in recommended.configurations if each.least_mixed.share_of_random < 0.95]
     places = {(each.configuration.block_size, each.configuration.fetch_factor) for each in below}
@@ -259,17 +273,14 @@ def test_squares_of_the_grid(recommended, result_of):
     # What has no throughput says why in its place, or what is predicted.
     texts = [text.get_text() for text in speeds.texts]
     assert "3.0k\n1 worker" in texts
-    unpredicted, _ = plots.heat_map_figure(result_of("nothing feasible")).axes
-    assert {"below\nfloor", "too\nslow"} <= {text.get_text() for text in unpredicted.texts}
-    assert {text for text in texts if text.startswith("~")} == {"~7k"}
-    squares = [patch for patch in entropies.patches if patch.get_fill()]
-    whites = [patch.get_facecolor() == to_rgba("white") for patch in squares]
-    shares = [text.get_text() for text in entropies.texts]
-    assert [float(share[:-1]) < 95 for share in shares] == whites
+    unpredicted, _ = heat_maps_of(result_of("nothing feasible"))
+    assert {"failed", "too slow"} <= {text.get_text() for text in unpredicted.texts}
+    assert {text for text in texts if text.startswith("~")} == {"~7.0k"}
+    for text, colour in squares_of(entropies):
+        assert (float(text[:-1]) < 95) == (colour is None)
     # Black text can be read on every square; what is recommended has a frame.
     for axes in (speeds, entropies):
-        grounds = [to_rgba(patch.get_facecolor()) for patch in axes.patches if patch.get_fill()]
-        assert min(sum(ground[:3]) for ground in grounds) > 1.5
+        assert min(sum(colour[:3]) for _, colour in squares_of(axes) if colour) > 1.5
         assert {text.get_color() for text in axes.texts} <= {"black", plots.BOUND}
         edges = [patch.get_edgecolor() for patch in axes.patches]
         assert edges.count(to_rgba(plots.CHOSEN)) == 1
@@ -292,33 +303,13 @@ def test_a_place_shows_the_best_of_all_other_settings(recommended):
     one, other = (
         [
             text.get_text()
-            for axes in plots.heat_map_figure(result).axes
+            for axes in heat_maps_of(result)
             for text in axes.texts
             if not text.get_text().startswith("~")  # predicted from all that was measured
         ]
         for result in (recommended, both)
     )
     assert one == other
-
-
-def test_verdicts_are_told_apart(result_of):
-    figure = plots.bounds_figure(result_of("wrong loader"))
-    (legend,) = figure.legends
-    names = [text.get_text() for text in legend.get_texts()]
-    kinds = ("inside", "outside", "assumptions", "loader")
-    assert names[-4:] == [f"verdict: {kind}" for kind in kinds]
-
-
-def test_many_block_sizes_take_several_rows(recommended):
-    one = recommended.configurations[0]
-    grid = [
-        replace(one, configuration=Configuration(block_size=b, fetch_factor=f))
-        for b in range(1, 9)
-        for f in (1, 4)
-    ]
-    figure = plots.bounds_figure(replace(recommended, configurations=tuple(grid), recommended=None))
-    titled = [axes.get_title(loc="left") for axes in figure.axes if axes.axison]
-    assert titled == ["1 cell per block", *(f"{n} cells per block" for n in range(2, 9))]
 
 
 def test_a_block_size_has_one_colour_in_all_pictures():

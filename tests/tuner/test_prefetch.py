@@ -1,15 +1,16 @@
 """How many fetches to read ahead of a server, held against links of which the truth is known."""
 
-from dataclasses import dataclass, field
-
 import pytest
 from tests.tuner.reports import printed, said_of
 from tests.tuner.simulated import (
     CountedRounds,
     Findings,
+    Found,
+    Machine,
     Outcome,
     TimingRequest,
-    prefetch_search,
+    entropy_of,
+    searched,
     timed,
 )
 
@@ -18,30 +19,38 @@ from cellfeed.dataset import _cell_dataset
 from cellfeed.stages import begin_with_requests
 from cellfeed_tuner import Configuration
 from cellfeed_tuner._constants import REMOTE_PREFETCH
+from cellfeed_tuner._run import PREFETCHES
 
 CHOSEN = Configuration(block_size=16, fetch_factor=4)
 
 
-@dataclass
-class FarServer:
+class FarServer(Machine):
     """A link that brings a fetch in a round trip, and one after the other no faster than `rate`."""
 
-    rate: float = 0.021
-    n_requests: list[int] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
+    def __init__(self, rate: float = 0.021) -> None:
+        super().__init__(cost=lambda _: 1e-4)
+        self.rate, self.n_requests = rate, list[int]()
 
-    def clock(self) -> float:
-        return 0.0
+    def seconds(self, each: Configuration) -> float:
+        """Time of a fetch."""
+        return max(0.1 / float(each["prefetch"]), self.rate)  # type: ignore[arg-type]
 
     def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
-        assert request.configuration == CHOSEN
-        assert request.prefetch is not None
-        self.depths.append(request.prefetch)
+        each = request.configuration
+        self.asked.append(each)
         self.n_requests.append(request.n_requests)
-        number = len(self.depths)
-        seconds = max(0.1 / request.prefetch, self.rate) * (1 + 0.002 * (number % 3))
-        found = [Findings(n_requests=40 + number)]
-        return timed(9 * [seconds], n_new=1, memory=100 + 1000 * request.prefetch, findings=found)
+        number = len(self.asked)
+        self.now += (found := self.seconds(each) * (1 + 0.002 * (number % 3))) * 9
+        memory = 100 + 1000 * int(each["prefetch"])  # type: ignore[call-overload]
+        findings = [Findings(n_requests=40 + number)]
+        return timed(9 * [found], n_new=1, memory=memory, findings=findings)
+
+
+def search(server: FarServer, *, budget: float = 200.0, memory: int = 10**9) -> Found:
+    grid = [CHOSEN.changed(prefetch=depth) for depth in PREFETCHES]
+    mixed = {each.plan_settings: {"plate": entropy_of(1.0, 1.0)} for each in grid}
+    options = {"memory": memory, "budget": budget, "row_bytes": 1e-6, "cache": "remote"}
+    return searched(server, grid, mixed, **options)
 
 
 @pytest.mark.parametrize(
@@ -49,38 +58,30 @@ class FarServer:
     [(1.0, 1), (0.1, 1), (0.05, 2), (0.025, 4), (0.0125, 8), (0.0, 16)],
 )
 def test_the_fewest_fetches_that_give_all_that_the_link_has_are_chosen(rate, best):
-    search = prefetch_search(FarServer(rate), CHOSEN)
-    search.run([1, 2, 4, 8, 16])
-    assert search.best() == best
-    found = search.results()
-    assert [each.prefetch for each in found] == [1, 2, 4, 8, 16]
-    for each in found:
+    server = FarServer(rate)
+    found = search(server)
+    assert found.chosen["prefetch"] == best
+    assert [each.configuration["prefetch"] for each in found.results] == [1, 2, 4, 8, 16]
+    for each in found.results:
         assert each.cells_per_second is not None
-        true = 4 * 64 / max(0.1 / each.prefetch, rate)
-        assert each.cells_per_second.value == pytest.approx(true, rel=0.01)
+        true = 4 * 64 / server.seconds(each.configuration)
+        assert each.cells_per_second.value == pytest.approx(true, rel=0.02)
 
 
 def test_what_is_clearly_slower_leaves_and_what_is_as_fast_is_measured_often():
-    search = prefetch_search(FarServer(rate=0.025), CHOSEN)
-    search.run([1, 2, 4, 8, 16])
-    turns = {each.prefetch: each.n_turns for each in search.results()}
-    assert turns[1] < turns[4] >= 4
+    asked = search(FarServer(rate=0.025)).asked
+    turns = {depth: asked.count(CHOSEN.changed(prefetch=depth)) for depth in PREFETCHES}
+    assert turns[1] < max(turns[4], turns[8], turns[16]) >= 4
 
 
 def test_what_takes_more_memory_than_there_is_is_not_chosen():
-    search = prefetch_search(FarServer(rate=0.0), CHOSEN, memory_bytes=5000)
-    search.run([1, 2, 4, 8, 16])
-    assert search.best() == 4
-    assert search.memory_of(4) == 4100
+    found = search(FarServer(rate=0.0), memory=5000)
+    assert found.chosen["prefetch"] == 4
 
 
-def test_without_time_for_two_turns_or_with_one_depth_nothing_is_chosen():
-    search = prefetch_search(FarServer(), CHOSEN, left=0.0)
-    search.run([1, 2])
-    assert search.best() is None
-    search = prefetch_search(server := FarServer(), CHOSEN)
-    search.run([1])
-    assert (search.best(), server.depths) == (None, [])
+def test_without_time_nothing_is_compared():
+    choice = search(FarServer(), budget=1.0).choice
+    assert choice is None or choice.basis != "compared"
     assert REMOTE_PREFETCH == _cell_dataset._REMOTE_PREFETCH  # the default of both
 
 
@@ -145,9 +146,8 @@ def test_reports_say_what_was_measured_and_what_was_not(result_of):
 
 def test_requests_under_way_are_taken_over_by_the_next_measurement(monkeypatch):
     monkeypatch.setattr(Window, "first", Window.first)
-    server = FarServer()
-    prefetch_search(server, CHOSEN).run([1, 2])
-    assert server.n_requests[:3] == [0, 41, 42]
+    search(server := FarServer(), budget=30.0)
+    assert server.n_requests == [0, *(40 + number for number in range(1, len(server.asked)))]
     begin_with_requests(42)
     assert Window().limit == 42
     begin_with_requests(10_000)

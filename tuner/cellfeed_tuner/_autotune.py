@@ -76,8 +76,9 @@ def autotune(
     Some cells are read again through h5py or zarr and compared value by value. If anything differs,
     nothing is recommended, and `AutotuneResult.loader_fault` says what.
 
-    Of files on servers, the number of fetches to read ahead (``prefetch``) is chosen too, from
-    depths of 1 to 16 that are measured interleaved: the least depth that is as fast as any.
+    Of files on servers, the number of fetches to read ahead (``prefetch``) is chosen too, by the
+    same search among depths of 1 to 16: of those that are as fast as any, the one that takes the
+    least memory.
 
     If several ranks call this, as under torchrun, rank 0 measures and all return its result. It
     measures one process for each rank of this machine, side by side: each reads its part of the

@@ -14,15 +14,8 @@ if TYPE_CHECKING:  # it loads PyTorch
 
 # Smallest share of the time for a stage to be called the bottleneck. Chosen.
 LEAST_SAVING = 0.15
-# Shares of bootstrap resamples that name the same bottleneck for "clearly" and "probably". Chosen.
-SURE, LIKELY = 0.95, 0.75
-# A stage is only "possibly" the bottleneck if its interval begins below this share of its mean.
-# Chosen.
-VAGUE_SHARE = 0.5
 # Share of its time that training may wait for a loader that is called fast enough. Chosen.
 MUCH_WAITING = 0.01
-# Number of bootstrap resamples of rounds for this. Chosen: the share is then known to 1 %.
-N_RESAMPLES = 1000
 # If the stages explain less or more than these shares of the time, they explain it badly. Chosen.
 LEAST_ACCOUNTED, MOST_ACCOUNTED = 0.7, 1.4
 
@@ -130,9 +123,9 @@ class Bottleneck:
     ----------
     kind
         The stage whose removal would save the most time; "nothing" if none would save much.
-    confidence
-        Share of bootstrap samples of the rounds that name the same stage, without a training
-        step.
+    is_certain
+        Whether it would also be named if it took the low end of its interval, and all other stages
+        the high ends of theirs; without a training step.
     stages
         All timed stages, in the order in which a cell passes through them.
     model
@@ -153,7 +146,7 @@ class Bottleneck:
     """
 
     kind: BottleneckKind
-    confidence: float
+    is_certain: bool
     stages: tuple[Stage, ...]
     model: StageModel
     measured_seconds_per_cell: float
@@ -192,12 +185,7 @@ class Bottleneck:
             return f"The loader is fast enough: the training step takes longer, {step}."
         said = "No stage dominates."
         if self.kind != "nothing":
-            bound = "Bound" if self.confidence >= SURE else "Probably bound"
-            (stage,) = (each for each in self.stages if each.name == self.kind)
-            interval = stage.seconds_per_cell
-            is_vague = interval.low < VAGUE_SHARE * interval.value
-            if not self.is_explained or self.confidence < LIKELY or is_vague:
-                bound = "Possibly bound"
+            bound = "Bound" if self.is_explained and self.is_certain else "Possibly bound"
             said = f"{bound} by {_MEANINGS[self.kind]}: {self._times(self.kind)}."
         if self.is_explained:
             return said
@@ -210,17 +198,15 @@ class Bottleneck:
 
     def _times(self, name: StageName) -> str:
         """Return the time that a stage takes, and what removing it would give."""
-        (stage,) = (each for each in self.stages if each.name == name)
-        ends = map(
-            self.model.seconds_per_cell, ({name: end} for end in astuple(stage.seconds_per_cell))
-        )
-        part, whole = Estimate(*ends), self.measured_seconds_per_cell
-        if part.value > whole:
-            return f"{part.value * 1e6:,.1f} us per cell"
-        taken = f"{part.value * 1e6:,.1f} of {whole * 1e6:,.1f} us per cell"
-        if stage.saving == 1:  # no other stage was counted
+        (saving,) = (each.saving for each in self.stages if each.name == name)
+        part = self.model.seconds_per_cell({name: self.seconds[name]})
+        whole = self.measured_seconds_per_cell
+        if part > whole:
+            return f"{part * 1e6:,.1f} us per cell"
+        taken = f"{part * 1e6:,.1f} of {whole * 1e6:,.1f} us per cell"
+        if saving == 1:  # no other stage was counted
             return taken
-        return f"{taken}; without it, loading would be {1 / (1 - stage.saving):.1f}x as fast"
+        return f"{taken}; without it, loading would be {1 / (1 - saving):.1f}x as fast"
 
 
 _MEANINGS: dict[StageName, str] = {
@@ -244,7 +230,6 @@ def bottleneck(
     model: StageModel,
     cells_per_round: int,
     cells_per_second: float,
-    seed: int = 0,
 ) -> Bottleneck | None:
     """Return where the time per cell goes; None with fewer than two rounds or nothing counted."""
 
@@ -257,22 +242,17 @@ def bottleneck(
     if not samples:
         return None
     measured = 1 / cells_per_second
-    means = {name: float(each.mean()) for name, each in samples.items()}
+    times = {name: mean_with_interval(each) for name, each in samples.items()}
+    means = {name: each.value for name, each in times.items()}
     savings = _savings(means, model, measured)
     kind = _kind(savings)
-    rng, times = np.random.default_rng(seed), np.array(list(samples.values()))
-
-    def resampled() -> BottleneckKind:  # rounds as a whole
-        drawn = times[:, rng.integers(0, len(rounds), len(rounds))].mean(axis=1).tolist()
-        return _kind(_savings(dict(zip(samples, drawn, strict=True)), model, measured))
-
-    n_alike = sum(resampled() == kind for _ in range(N_RESAMPLES))
+    least = {name: each.low if name == kind else each.high for name, each in times.items()}
     return Bottleneck(
         kind=kind,
-        confidence=n_alike / N_RESAMPLES,
+        is_certain=_kind(_savings(least, model, measured)) == kind,
         stages=tuple(
-            Stage(name=name, seconds_per_cell=mean_with_interval(each), saving=savings[name])
-            for name, each in samples.items()
+            Stage(name=name, seconds_per_cell=each, saving=savings[name])
+            for name, each in times.items()
         ),
         model=model,
         measured_seconds_per_cell=measured,

@@ -7,10 +7,7 @@ is explained.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log, log2
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import (
@@ -45,8 +42,6 @@ NEED_MARGIN = 1.05
 # that mix alike, the smaller one is proposed.
 SHARE_PER_DOUBLING = 2e-5
 
-FEWEST_TURNS = 1
-
 
 @dataclass(frozen=True, slots=True)
 class Ordering:
@@ -73,13 +68,6 @@ class Ordering:
             return quotient(relative[one], relative[other]) if known else None
 
         return cls(ratio)
-
-    def rival(self, configuration: Configuration, other: Configuration) -> Rival | None:
-        """Return the comparison of a configuration with another; None without enough turns."""
-        n_turns, ratio = self.n_turns(configuration, other), self.ratio(configuration, other)
-        if ratio is None or n_turns < FEWEST_TURNS:
-            return None
-        return Rival(configuration=other, ratio=ratio, n_turns=n_turns)
 
     def of_timed(self, one: "_Timed", other: "_Timed") -> Estimate:
         """Return one throughput divided by the other, by their own figures if need be."""
@@ -158,19 +146,29 @@ def predicted(result: ConfigurationResult, speed: Estimate | None, *, n_timed: i
 def nearest(results: Sequence[ConfigurationResult], constraints: Constraints) -> Nearest | None:
     """Return the configuration closest to being feasible; None if none can run.
 
-    If nothing was timed, the best mixed of those that mix too little.
+    If nothing was timed, the best mixed of those that mix too little, or else the smallest of those
+    that take too much memory.
     """
-    missed = [(each, _shortfalls(each, constraints)) for each in _timed(results)]
-    missed = [(each, by) for each, by in missed if any(by.values())]
-    if not missed:
-        below = [each for each in results if each.status == "below entropy floor"]
-        timed = [_Timed(each, Estimate(inf, inf, inf), 0) for each in below]
-        missed = [(each, _shortfalls(each, constraints)) for each in timed]
-    if not missed:
+    below = [each for each in results if each.status == "below entropy floor"]
+    unknown = [_Timed(each, Estimate(inf, inf, inf), 0) for each in below]
+    missed = list[tuple[float, _Timed, str]]()
+    for each in _timed(results) or unknown:
+        by = _shortfalls(each, constraints)
+        what = " and ".join(problem for problem, shortfall in by.items() if shortfall)
+        missed += [(sum(by.values()), each, what)] if what else []
+    if missed:
+        _, closest, problem = min(missed, key=lambda each: each[0])
+        return Nearest(configuration=closest.configuration, problem=problem)
+    over = [
+        each
+        for each in results
+        if each.status == "over memory" and constraints.mixes(each.least_mixed.share_of_random)
+    ]
+    smallest = min(over, key=lambda e: e.configuration.minibatches_in_memory, default=None)
+    if smallest is None:
         return None
-    closest, shortfalls = min(missed, key=lambda each: sum(each[1].values()))
-    problems = [what for what, by in shortfalls.items() if by > 0]
-    return Nearest(configuration=closest.result.configuration, problem=" and ".join(problems))
+    problem = f"{smallest.note}, more than the {constraints.memory_bytes / 1e6:,.0f} MB given"
+    return Nearest(configuration=smallest.configuration, problem=problem)
 
 
 def _timed(results: Sequence[ConfigurationResult]) -> list[_Timed]:
@@ -183,10 +181,10 @@ def _timed(results: Sequence[ConfigurationResult]) -> list[_Timed]:
 
 def _shortfalls(each: _Timed, constraints: Constraints) -> dict[str, float]:
     """Return by how much each constraint is missed, as the logarithm of a ratio; 0 if met."""
-    floor, label = constraints.entropy_floor, each.result.least_mixed_label
+    floor, label, share = constraints.entropy_floor, each.result.least_mixed_label, each.mixing
     missed = {
-        f"its entropy{f' of {label}' if label else ''} is {each.mixing:.3f} of random sampling's, "
-        f"below the floor of {floor:g}": _log_ratio(least_share(floor), each.mixing),
+        f"its entropy{f' of {label}' if label else ''} is {share:.3f} of random sampling's, "
+        f"below the floor of {floor:g}": _log_ratio(least_share(floor), share),
         f"it takes {each.memory / 1e6:,.0f} MB, more than the {constraints.memory_bytes / 1e6:,.0f}"
         " MB given": _log_ratio(each.memory, constraints.memory_bytes),
     }
@@ -213,49 +211,49 @@ def _cheapest(alike: Sequence[_Timed]) -> list[_Timed]:
     return [each for each in lean if each.configuration.num_workers == fewest]
 
 
-def _cheapest_of_the_fastest(feasible: Sequence[_Timed], ordering: Ordering) -> Choice:
-    def order(those: Iterable[_Timed], beside: _Timed) -> list[_Timed]:
-        return sorted(those, key=lambda each: -ordering.of_timed(each, beside).value)
+def _mixed_alike(feasible: Sequence[_Timed]) -> list[_Timed]:
+    """Return those that mix as well as the best mixed, the least memory first."""
+    best = max(each.mixing for each in feasible)
+    alike = [each for each in feasible if each.mixing >= best - SAME_ENTROPY_SHARE]
+    return sorted(alike, key=lambda each: each.memory)
 
-    fastest, *slower = order(feasible, feasible[0])
-    ratios = [(each, ordering.of_timed(each, fastest)) for each in slower]
-    alike = [each for each, ratio in ratios if is_as_fast(ratio)]
+
+def _cheapest_of_the_fastest(feasible: Sequence[_Timed], ordering: Ordering) -> Choice:
+    fastest = max(feasible, key=lambda each: ordering.of_timed(each, feasible[0]).value)
+    slower = [each for each in feasible if each is not fastest]
+    alike = [each for each in slower if is_as_fast(ordering.of_timed(each, fastest))]
     cheapest = _cheapest([fastest, *alike])
-    chosen = min(_mixed_alike(cheapest), key=lambda each: each.memory)
-    others = order([each for each in feasible if each is not chosen], chosen)
-    compared = [ordering.rival(chosen.configuration, each.configuration) for each in others]
-    rivals = tuple(each for each in compared if each is not None)
-    undecided = [each for each in others if is_undecided(ordering.of_timed(chosen, each))]
-    fit, fits = "mix well enough and fit", "mixes well enough and fits"
-    if not chosen.result.least_mixed.random_alike:  # no entropy is expected
-        fit, fits = "fit", "fits"
-    n = len(feasible)
-    those = f"the {n} timed configurations that {fit} in memory"
+    chosen = _mixed_alike(cheapest)[0]
+    ratios = {
+        each.configuration: ordering.of_timed(chosen, each)
+        for each in feasible
+        if each is not chosen
+    }
+    rivals = tuple(
+        Rival(configuration=other, ratio=each, n_turns=n_turns)
+        for other, each in sorted(ratios.items(), key=lambda item: item[1].value)
+        if (n_turns := ordering.n_turns(chosen.configuration, other))
+    )
+    n, expects_entropy = len(feasible), chosen.result.least_mixed.random_alike > 0
+    mixing = ("mix well enough and ", "mixes well enough and ") if expects_entropy else ("", "")
+    those = f"the {n} timed configurations that {mixing[0]}fit in memory"
     if n == 1:
-        reason = f"The only timed configuration that {fits} in memory."
+        reason = f"The only timed configuration that {mixing[1]}fits in memory."
     elif alike:
-        is_best = len(cheapest) > 1 and chosen.result.least_mixed.random_alike > 0
-        best_mixed = ", and mixes best of those" if is_best else ""
+        best_mixed = ", and mixes best of those" if len(cheapest) > 1 and expects_entropy else ""
         reason = (
             f"Of {those}, {len(alike) + 1} are {EQUALLY_FAST}; this one takes the least memory and "
             f"fewest workers{best_mixed}."
         )
     else:
-        surely = ", though not clearly" if undecided else ""
+        surely = ", though not clearly" if any(map(is_undecided, ratios.values())) else ""
         reason = f"The fastest of {those}{surely}."
     basis: Basis = "compared" if rivals else "timed"
     return Choice(chosen.result, chosen.speed, reason, basis, rivals)
 
 
-def _mixed_alike(feasible: Sequence[_Timed]) -> list[_Timed]:
-    """Return those that mix as well as the best mixed."""
-    best = max(each.mixing for each in feasible)
-    return [each for each in feasible if each.mixing >= best - SAME_ENTROPY_SHARE]
-
-
 def _best_mixed(feasible: Sequence[_Timed], need: float) -> Choice:
-    alike = _mixed_alike(feasible)
-    chosen = min(_cheapest(alike), key=lambda each: each.memory)
+    chosen = min(_cheapest(_mixed_alike(feasible)), key=lambda each: each.memory)
     those = (
         "The only timed configuration that gives"
         if len(feasible) == 1
@@ -263,41 +261,6 @@ def _best_mixed(feasible: Sequence[_Timed], need: float) -> Choice:
     )
     reason = f"{those} the {need:,.0f} cells/s needed."
     return Choice(chosen.result, chosen.speed, reason, "timed")
-
-
-Goal = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""From logarithms of cells per second, shape (..., n_candidates), to the value to maximize."""
-
-
-def fastest(log_speeds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Value a configuration by its throughput; gains are relative."""
-    return log_speeds
-
-
-def best_mixed(need: float, shares: Sequence[float]) -> Goal:
-    """Value configurations that have the needed throughput by how well they mix.
-
-    Parameters
-    ----------
-    need
-        Cells per second.
-    shares
-        Entropy of each candidate as a share of true random sampling's, shape (n_candidates,).
-
-    Examples
-    --------
-    >>> goal = best_mixed(100.0, [0.9, 1.0])
-    >>> goal(np.log([200.0, 100.0])).tolist(), goal(np.log([200.0, 50.0])).round(2).tolist()
-    ([0.9, 1.0], [0.9, -0.69])
-    """
-    mixing = np.asarray(shares, dtype=np.float64)
-
-    def value(log_speeds: NDArray[np.float64]) -> NDArray[np.float64]:
-        lacking = log_speeds - log(need)
-        # Any that is too slow is worse than all that are not, and worse the slower it is.
-        return np.where(lacking >= 0, mixing, lacking)
-
-    return value
 
 
 class Entropies(Protocol):
@@ -351,47 +314,21 @@ class Requirements:
         }
 
     def obstacle(self, configuration: Configuration) -> tuple[Status, str] | None:
-        """Return why a configuration cannot run at all, if it cannot."""
-        return obstacle(
-            configuration,
-            n_cells=self.n_cells,
-            batch_size=self.batch_size,
-            row_bytes=self.row_bytes,
-            memory_bytes=self.constraints.memory_bytes,
-        )
+        """Return why a configuration cannot run, as a status and a note; None if it can.
 
-    def goal(self, candidates: Sequence[Configuration]) -> Goal:
-        """Return the goal of a search among candidates."""
-        need = self.constraints.need_cells_per_second
-        if need is None:
-            return fastest
-        return best_mixed(NEED_MARGIN * need, [self.worth(each) for each in candidates])
+        The buffers of all fetches in memory may take no more than the memory given.
+        """
+        if configuration.block_size > self.n_cells:
+            return "too few cells", f"a block has more than the {self.n_cells:,} cells there are"
+        needed = configuration.cells_to_time(self.batch_size)
+        if needed > self.n_cells:
+            return "too few cells", f"whole fetches need {needed:,} cells"
+        buffers = configuration.minibatches_in_memory * self.batch_size * self.row_bytes
+        if buffers > self.constraints.memory_bytes:
+            return "over memory", f"its buffers alone take {buffers / 1e6:,.0f} MB"
+        return None
 
     def worth(self, configuration: Configuration) -> float:
         """Return how well a configuration mixes, slightly less if it takes more memory."""
         share = round(self.share(configuration) / SAME_ENTROPY_SHARE) * SAME_ENTROPY_SHARE
         return share - SHARE_PER_DOUBLING * log2(configuration.minibatches_in_memory)
-
-
-def obstacle(
-    configuration: Configuration,
-    *,
-    n_cells: int,
-    batch_size: int,
-    row_bytes: float,
-    memory_bytes: int,
-) -> tuple[Literal["too few cells", "over memory"], str] | None:
-    """Return why a configuration cannot run, as a status and a note; None if it can.
-
-    The buffers of all fetches in memory, with rows of ``row_bytes`` on average, may take
-    ``memory_bytes``.
-    """
-    if configuration.block_size > n_cells:
-        return "too few cells", f"a block has more than the {n_cells:,} cells there are"
-    needed = configuration.cells_to_time(batch_size)
-    if needed > n_cells:
-        return "too few cells", f"whole fetches need {needed:,} cells"
-    buffers = configuration.minibatches_in_memory * batch_size * row_bytes
-    if buffers > memory_bytes:
-        return "over memory", f"its buffers alone take {buffers / 1e6:,.0f} MB"
-    return None

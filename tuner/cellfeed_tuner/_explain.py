@@ -18,12 +18,7 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._measurement import Measurement
 from cellfeed_tuner._measuring._process import Request, Runs
-from cellfeed_tuner._storage_advice import (
-    StorageAdvice,
-    StorageLayout,
-    StoreSample,
-    storage_advice,
-)
+from cellfeed_tuner._storage_advice import StorageAdvice, StoreSample, storage_advice
 from cellfeed_tuner._subject import Selected
 
 _MOST_BYTES = 16 << 20
@@ -33,8 +28,8 @@ _REPEATS = 3
 def explain_throughput(
     process: Runs,
     measured: Measurement,
-    layout: StorageLayout,
     *,
+    batch_size: int,
     cells_per_second: float,
     paths: Sequence[str] = (),
     waiting: Estimate | None = None,
@@ -45,8 +40,8 @@ def explain_throughput(
 ) -> tuple[Bottleneck | None, tuple[StorageAdvice, ...]]:
     """Return where the time of a configuration goes, and storage advice.
 
-    There is no advice without ``block_sizes`` to read a shuffled copy with, or if a sample of cells
-    is not encoded within ``seconds``.
+    A shuffled copy would be read with the largest of ``block_sizes`` that fits into a fetch. There
+    is no advice without any, or if a sample of cells is not encoded within ``seconds``.
     """
     configuration = measured.configuration
     found = bottleneck(
@@ -59,20 +54,21 @@ def explain_throughput(
         ),
         cells_per_round=measured.cells_per_round,
         cells_per_second=cells_per_second,
-        seed=seed,
     )
     if found is None:
         return None, ()
     advice = tuple[StorageAdvice, ...]()
     if block_sizes and seconds > 0:
-        request = StoreRequest(configuration=configuration, batch_size=layout.batch_size, seed=seed)
+        request = StoreRequest(configuration=configuration, batch_size=batch_size, seed=seed)
+        cells_per_fetch = batch_size * configuration.fetch_factor
+        block_size = max((size for size in block_sizes if size <= cells_per_fetch), default=1)
         outcome = process.run(request, limit_seconds=seconds)
         for sample in outcome.events:
             if isinstance(sample, StoreSample):
-                advice = storage_advice(found, configuration, layout, sample, block_sizes, paths)
+                advice = storage_advice(found, sample, block_size, paths)
     if step_seconds is not None:
         share = None if waiting is None else waiting.value
-        found = with_training_step(found, step_seconds / layout.batch_size, share)
+        found = with_training_step(found, step_seconds / batch_size, share)
     return found, advice
 
 

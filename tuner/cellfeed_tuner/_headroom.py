@@ -1,6 +1,6 @@
 """How much faster would training be if loading took no time? Measured in the user's own loop.
 
-In turns, the loop gets minibatches from its loader, and minibatches that were kept from before. The
+In turns, the loop gets minibatches of its loader, and minibatches that were kept from before. The
 difference is what loading costs, with everything that a bare measurement of a loader misses: copies
 to a device, processors that loading takes from training, a queue that hides the rest.
 
@@ -15,7 +15,6 @@ import random
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -35,16 +34,14 @@ _MOST_QUIET_SECONDS = 5.0  # to let the loader read ahead, before minibatches co
 _SECONDS_OF_LINE = 5.0  # between lines of progress, at least
 
 
-# Of each object, also where its class replaces the attribute (as that of datasets does).
-_set_class = object.__dict__["__class__"].__set__
-
-
 class _Measured(BaseException):
     """Leaves the training loop when enough was measured."""
 
 
 class Headroom:
     """What training would gain if loading took no time; see `headroom`.
+
+    In its block, iterating over it yields minibatches to train on.
 
     Attributes
     ----------
@@ -54,12 +51,11 @@ class Headroom:
 
     def __init__(self, loader: Any, restore: Sequence[Any], seconds: float) -> None:
         self.n_steps = 0
-        self._loader, self._kind, self._seconds = loader, type(loader), seconds
-        self._restored = restore
+        self._loader, self._restored, self._seconds = loader, restore, seconds
         self._rounds: list[tuple[float, float]] = []
         self._kept: list[Any] = []
-        self._begun = self._expected = self._printed = 0.0
-        self._put_back: Callable[[], None] = lambda: None
+        self._begun = self._printed = 0.0
+        self._undo: contextlib.ExitStack | None = None
 
     @property
     def n_rounds(self) -> int:
@@ -106,7 +102,16 @@ class Headroom:
         else:
             took += f"; no difference was measurable to minibatches that are ready {rounds}"
             gain = f"loading takes at most {loading[2]} of this training"
-        lines = [took, gain, self._verdict(used)]
+        known = (
+            "measure again with more `seconds`, or on a quieter machine, to know which is slower"
+        )
+        if used.low >= UTILIZATION:
+            known = "the loader is not the bottleneck"
+        elif used.high < UTILIZATION:
+            known = "the loader is a bottleneck; `autotune` finds its best settings"
+        used_share = f"utilization {used.value:.0%} [{used.low:.0%}, {used.high:.0%}]"
+        required = f"of which MLPerf Storage requires {UTILIZATION:.0%}"
+        lines = [took, gain, f"{used_share}, {required}: {known}"]
         if not self._restored:
             lines.append(
                 f"the {self.n_steps:,} training steps changed the weights; give "
@@ -114,51 +119,22 @@ class Headroom:
             )
         return "\n".join(lines)
 
-    @staticmethod
-    def _verdict(used: Estimate) -> str:
-        limit = f"the {UTILIZATION:.0%} of MLPerf Storage"
-        if used.low >= UTILIZATION:
-            return f"utilization at least {limit}: the loader is not the bottleneck"
-        if used.high < UTILIZATION:
-            return (
-                f"utilization {used.value:.0%}, below {limit}: the loader is a bottleneck; "
-                "`autotune` finds its best settings"
-            )
-        return (
-            f"utilization {used.value:.0%} [{used.low:.0%}, {used.high:.0%}], so that {limit} may "
-            "or may not be reached; measure again, on a quieter machine or with more `seconds`"
-        )
-
     def __enter__(self) -> Self:
-        measuring = self
-
-        def iterate(loader: Any) -> Iterator[Any]:
-            return measuring._turns(lambda: begin(loader))
-
-        def begin(loader: Any) -> Iterator[Any]:
-            minibatches: Iterator[Any] = measuring._kind.__iter__(loader)
-            if minibatches is loader:
-                raise ParameterError(_not_a_loader(loader))
-            return minibatches
-
-        self._put_back = _saved(self._loader, self._restored)
-        try:
-            substitute = type(self._kind.__name__, (self._kind,), {"__iter__": iterate})
-            _set_class(self._loader, substitute)
-        except TypeError as error:
-            msg = (
-                f"`loader` is a {self._kind.__name__}, whose iteration cannot be replaced; give a "
-                "DataLoader, or an object of a class of your own with `__iter__`"
-            )
-            raise ParameterError(msg) from error
+        self._undo = contextlib.ExitStack()
+        self._undo.callback(saved_random_numbers())
+        for each in self._restored:
+            self._undo.callback(_restore, each, _in_main_memory(each.state_dict()))
+        loader = self._loader
+        if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+            with contextlib.suppress(StateError):  # without one, its next epoch begins anew
+                self._undo.callback(_restore, loader, _in_main_memory(loader.state_dict()))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> bool:
-        _set_class(self._loader, self._kind)
+    def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> bool:
         self._kept = []
-        self._put_back()
+        if self._undo is not None:
+            self._undo.close()
+        self._undo = None
         if kind is None and not self._rounds:
             msg = (
                 f"training ended after {self.n_steps:,} minibatches, before anything was measured; "
@@ -173,46 +149,35 @@ class Headroom:
             raise ParameterError(msg)
         return self._rounds
 
-    def _turns(self, begin: Callable[[], Iterator[Any]]) -> Generator[Any, None, None]:
+    def __iter__(self) -> Generator[Any, None, None]:
         """Yield minibatches of the loader, and kept ones, in turns, until enough is measured."""
-        source = _Source(begin, self._loader)
+        if self._undo is None:
+            msg = "iterate within the block: `with headroom(loader) as measured:`"
+            raise ParameterError(msg)
+        source = _Source(self._loader)
         self._begun = self._begun or time.perf_counter()
         try:
             self._print_progress()
-            if not self._kept:
-                yield from self._warm_up(source)
+            # Until what happens once has happened, and a fetch was delivered.
+            yield from self._trained(source, _N_FIRST)
+            kept: list[Any] = []
+            expected = yield from self._timed(source, max(_N_FIRST, source.n_of_fetch), kept)
+            self._kept = self._kept or kept
             while True:
-                with_loading = yield from self._turn_with(source)
-                without = yield from self._turn_without(with_loading * source.n_of_fetch)
-                self._rounds.append((with_loading, without))
+                is_possible = _agreed(expected * source.n_of_fetch < self._left())
+                self._require(source.n_of_fetch, is_possible=is_possible)
+                source.skip_what_was_read_ahead()
+                yield from self._trained(source, 1)  # a fetch has come
+                expected = yield from self._timed_turn(source, source.n_of_fetch)
+                time.sleep(min(_MOST_QUIET_SECONDS, expected * source.n_of_fetch))
+                ready = itertools.cycle(self._kept)
+                yield from self._trained(ready, _N_FIRST)
+                self._rounds.append((expected, (yield from self._timed_turn(ready, _N_FIRST))))
                 self._print_progress()
                 if _agreed(self._is_enough()):
                     raise _Measured
         finally:
             source.close()
-
-    def _warm_up(self, source: "_Source") -> Generator[Any, None, None]:
-        """Train until what happens once has happened, and a fetch was delivered."""
-        yield from self._trained(source, _N_FIRST)
-        first: list[Any] = []
-        self._expected = yield from self._timed(source, max(_N_FIRST, source.n_of_fetch), first)
-        self._kept = first
-
-    def _turn_with(self, source: "_Source") -> Generator[Any, None, float]:
-        """Return the time of a minibatch from the loader, over whole fetches."""
-        of_fetch = self._expected * source.n_of_fetch
-        self._require(source.n_of_fetch, is_possible=_agreed(of_fetch < self._left()))
-        source.skip_what_was_read_ahead()
-        yield from self._trained(source, 1)  # a fetch has come
-        self._expected = yield from self._timed_turn(source, source.n_of_fetch)
-        return self._expected
-
-    def _turn_without(self, seconds_of_fetch: float) -> Generator[Any, None, float]:
-        """Return the time of a minibatch that is ready."""
-        time.sleep(min(_MOST_QUIET_SECONDS, seconds_of_fetch))
-        source = itertools.cycle(self._kept)
-        yield from self._trained(source, _N_FIRST)
-        return (yield from self._timed_turn(source, _N_FIRST))
 
     def _timed_turn(self, source: Iterator[Any], n_at_once: int) -> Generator[Any, None, float]:
         """Return the mean time of a minibatch in a turn of whole fetches.
@@ -287,20 +252,20 @@ class Headroom:
 
 
 def headroom(loader: Any, *, restore: Sequence[Any] = (), seconds: float = 45.0) -> Headroom:
-    """Measure what training would gain if loading took no time, in a training loop as it is.
+    """Measure what training would gain if loading took no time, in your training loop.
 
-    In the block, iterating over ``loader`` yields its minibatches and, in turns, the last ones
-    again, which need no loading. When enough is measured, the block is left, wherever its code is.
-    Then the loader is where it was before, as are the random number generators of Python, NumPy and
-    PyTorch, and all of ``restore``: no minibatch is lost, and no training step is kept.
+    Iterate over what the block gives instead of ``loader``: it yields its minibatches and, in
+    turns, the last ones again, which need no loading. When enough is measured, the block is left,
+    wherever its code is. Then the loader is where it was before, as are the random number
+    generators of Python, NumPy and PyTorch, and all of ``restore``: no minibatch is lost, and no
+    training step is kept.
 
     Parameters
     ----------
     loader
         What the training loop iterates over: a loader of cellfeed, a `CellDataset` without worker
-        processes, any `torch.utils.data.DataLoader`, or an object of a class with ``__iter__``. Its
-        position is restored if it has ``state_dict`` and ``load_state_dict``; without them, its
-        next epoch begins anew.
+        processes, any `torch.utils.data.DataLoader`, or another iterable. Its position is restored
+        if it has ``state_dict`` and ``load_state_dict``; without them, its next epoch begins anew.
     restore
         Objects with ``state_dict`` and ``load_state_dict`` that training changes, such as model,
         optimizer and scheduler. Their states are kept in main memory meanwhile.
@@ -310,7 +275,7 @@ def headroom(loader: Any, *, restore: Sequence[Any] = (), seconds: float = 45.0)
 
     Returns
     -------
-    A context manager, which has the results when its block was left.
+    A context manager to iterate over, which has the results when its block was left.
 
     Raises
     ------
@@ -331,14 +296,14 @@ def headroom(loader: Any, *, restore: Sequence[Any] = (), seconds: float = 45.0)
     >>> model = nn.Linear(8, 8)
     >>> optimizer = optim.SGD(model.parameters(), lr=0.1)
     >>> loader = utils.data.DataLoader(zeros(1000, 8), batch_size=50)
-    >>> with headroom(loader, restore=[model, optimizer]) as found:  # doctest: +SKIP
+    >>> with headroom(loader, restore=[model, optimizer]) as measured:  # doctest: +SKIP
     ...     for epoch in range(10_000):
-    ...         for minibatch in loader:
+    ...         for minibatch in measured:
     ...             model(minibatch).sum().backward()
     ...             optimizer.step()
-    >>> print(found)  # doctest: +SKIP
+    >>> print(measured)  # doctest: +SKIP
     """
-    if not hasattr(type(loader), "__iter__"):
+    if not hasattr(loader, "__iter__"):
         raise ParameterError(_not_a_loader(loader))
     if not seconds > 0:
         msg = f"`seconds > 0` must hold, but got {seconds=}"
@@ -365,13 +330,11 @@ class _Source:
 
     Parameters
     ----------
-    begin
-        Begins an epoch.
     loader
         The loader. Of others than cellfeed's, a fetch is a minibatch of each worker.
     """
 
-    def __init__(self, begin: Callable[[], Iterator[Any]], loader: Any) -> None:
+    def __init__(self, loader: Any) -> None:
         dataset = getattr(loader, "dataset", loader)
         num_workers = getattr(loader, "num_workers", 0) or 0
         self.n_of_fetch: int = max(1, num_workers) * int(
@@ -384,7 +347,9 @@ class _Source:
             queued = num_workers * (getattr(loader, "prefetch_factor", None) or 1)
             ahead = int(getattr(loader, "n_sent_ahead", queued))
         self._n_ahead, self._n_taken = ahead, 0
-        self._begin, self._minibatches = begin, begin()
+        self._loader, self._minibatches = loader, iter(loader)
+        if self._minibatches is loader:
+            raise ParameterError(_not_a_loader(loader))
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -397,7 +362,7 @@ class _Source:
             if is_empty:
                 msg = "`loader` has no minibatches"
                 raise ParameterError(msg) from None
-            self._minibatches, self._n_taken = self._begin(), 0
+            self._minibatches, self._n_taken = iter(self._loader), 0
             return next(self)
         self._n_taken += 1
         return minibatch
@@ -417,29 +382,10 @@ class _Source:
             close()
 
 
-def _saved(loader: Any, others: Sequence[Any]) -> Callable[[], None]:
-    """Return a function that puts everything back."""
-    undo = [saved_random_numbers(), *map(_saved_state, others)]
-    if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
-        with contextlib.suppress(StateError):  # without one, its next epoch begins anew
-            undo.append(_saved_state(loader))
-
-    def put_back() -> None:
-        for one in reversed(undo):
-            one()
-
-    return put_back
-
-
-def _saved_state(one: Any) -> Callable[[], None]:
-    state = _in_main_memory(one.state_dict())
-
-    def put_back() -> None:
-        one.load_state_dict(state)
-        if hasattr(one, "zero_grad"):
-            one.zero_grad()
-
-    return put_back
+def _restore(one: Any, state: Any) -> None:
+    one.load_state_dict(state)
+    if hasattr(one, "zero_grad"):
+        one.zero_grad()
 
 
 def _in_main_memory(state: Any) -> Any:

@@ -203,10 +203,14 @@ EQUALLY_FAST = "equally fast"
 """What `is_as_fast` and `are_equally_fast` mean, in words."""
 
 
+def is_same(ratio: Estimate) -> bool:
+    """Return whether two throughputs are known to differ by at most 2 %."""
+    return ratio.low >= 1 - SAME_SPEED_SHARE and ratio.high <= 1 + SAME_SPEED_SHARE
+
+
 def is_undecided(ratio: Estimate) -> bool:
     """Return whether it is open which throughput of a ratio is higher, and whether they differ."""
-    same = ratio.low >= 1 - SAME_SPEED_SHARE and ratio.high <= 1 + SAME_SPEED_SHARE
-    return ratio.low <= 1 <= ratio.high and not same
+    return ratio.low <= 1 <= ratio.high and not is_same(ratio)
 
 
 def is_as_fast(ratio: Estimate) -> bool:

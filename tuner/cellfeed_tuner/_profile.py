@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,15 @@ def profiled(
     return run.result(strategy)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timing:
+    """A line of a journal: a timing in a round, and its entropies by label."""
+
+    round: int
+    found: Measurement
+    entropies: tuple[tuple[str | LabelWithin, tuple[float, ...]], ...]
+
+
 class Journal:
     """Timings of a profile as JSON lines, each written as soon as it is known.
 
@@ -136,20 +145,18 @@ class Journal:
     """
 
     def __init__(self, path: Path, belongs_to: Mapping[str, Any]) -> None:
-        self._path = path
-        head = {"schema": SCHEMA, **belongs_to}
+        self._path, head = path, _line({"schema": SCHEMA, **belongs_to})
         content = path.read_bytes() if path.exists() else b""
+        if head.startswith(content):
+            path.write_bytes(head)
+            content = head
         # A line that was being written when the process was killed is written again.
-        written = content[: content.rfind(b"\n") + 1]
-        self._lines = written.splitlines(keepends=True)
-        if _line(head).startswith(content):
-            path.write_bytes(_line(head))
-            return
-        found = _parsed(self._lines[0]) if self._lines else None
+        n_whole = content.rfind(b"\n") + 1
+        first, *self._lines = content[:n_whole].splitlines() or [b""]
+        wanted, found = json.loads(head), _parsed(first)
         if not isinstance(found, dict) or found.get("schema") != SCHEMA:
             msg = f"{path}: no journal of a profile; choose another file or folder"
             raise FormatError(msg)
-        wanted = json.loads(_line(head))
         differing = [name for name, value in wanted.items() if found.get(name) != value]
         if differing:
             msg = (
@@ -157,32 +164,24 @@ class Journal:
                 "choose another file or folder"
             )
             raise ParameterError(msg)
-        if written != content:
-            os.truncate(path, len(written))
+        os.truncate(path, n_whole)
 
     def __iter__(self) -> Iterator[tuple[int, Measurement]]:
         """Iterate over the timings, each with the number of its round."""
-        for number, line in enumerate(self._lines[1:], start=2):
-            plain = _parsed(line)
+        for number, line in enumerate(self._lines, start=2):
             try:
-                entropies = plain.pop("entropies")
-                bits = {
-                    label if isinstance(label, str) else LabelWithin(*label): tuple(values)
-                    for label, values in entropies
-                }
-                turn = plain.pop("round")
-                found = from_plain(Measurement, {**plain, "round_entropy_bits": bits})
-            except (AttributeError, KeyError, TypeError, msgspec.ValidationError) as error:
+                each = from_plain(_Timing, _parsed(line))
+            except msgspec.ValidationError as error:
                 msg = f"{self._path}: line {number} is damaged ({error}); delete the file"
                 raise FormatError(msg) from error
-            yield turn, found
+            yield each.round, replace(each.found, round_entropy_bits=dict(each.entropies))
 
     def append(self, turn: int, found: Measurement) -> None:
         """Write one timing."""
-        entropies = list(found.round_entropy_bits.items())
-        plain = to_plain(replace(found, sampled=(), round_entropy_bits={}))
+        entropies = tuple(found.round_entropy_bits.items())
+        timed = replace(found, sampled=(), round_entropy_bits={})
         with self._path.open("ab") as file:
-            file.write(_line({"round": turn, "entropies": entropies, **plain}))
+            file.write(_line(to_plain(_Timing(round=turn, found=timed, entropies=entropies))))
             file.flush()
             os.fsync(file.fileno())
 

@@ -319,10 +319,6 @@ def _further_settings(
     return {name: values for name, values in asked.items() if len(values)}
 
 
-# Labels with more values are saved without their counts.
-_MOST_LABEL_COUNTS = 1000
-
-
 def describe_dataset(
     selected: Selected, counted: Mapping[str, LabelCounts], batch_size: int, *, dense: bool = False
 ) -> Dataset:
@@ -331,9 +327,7 @@ def describe_dataset(
     remote = [each for each in collection.locations if each.is_remote]
     selection = None
     if selected.indices is not None:
-        selection = Selection(
-            n_cells=len(selected), rows_per_chunk=selected.rows_per_chunk, where=selected.where
-        )
+        selection = Selection(n_cells=len(selected), where=selected.where)
     return Dataset(
         paths=tuple(map(str, collection.locations)),
         n_cells=len(collection),
@@ -382,11 +376,9 @@ def _census(counted: Mapping[str, LabelCounts]) -> dict[str, Any]:
         for name, each in counted.items()
     }
     label, *others = censuses
-    counts = counted[label].counts.tolist()
     return {
         "label": label,
         **asdict(censuses[label]),
-        "label_counts": tuple(counts) if len(counts) <= _MOST_LABEL_COUNTS else (),
         "further_labels": {name: censuses[name] for name in others},
     }
 

@@ -45,7 +45,7 @@ INFINITE_IF_NULL = {"low": -math.inf, "high": math.inf}
 
 def to_plain(record: object) -> Any:
     """Return a dataclass as dictionaries, lists and plain values, with None for infinity."""
-    return _finite(msgspec.to_builtins(record, enc_hook=_item))
+    return msgspec.json.decode(msgspec.json.encode(record, enc_hook=_item))
 
 
 def from_plain(kind: type[_Record], plain: object) -> _Record:
@@ -71,14 +71,6 @@ def _item(value: object) -> object:
         return value.item()
     msg = f"{value!r} has no plain value"
     raise TypeError(msg)
-
-
-def _finite(plain: Any) -> Any:
-    if isinstance(plain, dict):
-        return {name: _finite(each) for name, each in plain.items()}
-    if isinstance(plain, list | tuple):
-        return [_finite(each) for each in plain]
-    return None if isinstance(plain, float) and not math.isfinite(plain) else plain
 
 
 def _infinite(plain: Any) -> Any:
@@ -255,17 +247,21 @@ class AutotuneResult:
         found = (each for each in self.configurations if each.configuration == configuration)
         return next(found, None)
 
-    def __repr__(self) -> str:
-        said = "no configuration is feasible"
+    @property
+    def sentence(self) -> str:
+        """The recommendation with its throughput and basis, or why there is none, in a line."""
+        chosen = self.recommended
         if self.loader_fault is not None:
-            said = f"wrong data delivered: {self.loader_fault}"
-        elif self.recommended is not None:
-            said = self.recommended.settings
-            if (speed := self.recommended.cells_per_second) is not None:
-                unit = self.dataset.unit
-                said = f"{said}; {interval(speed)} {unit}/s{self.ranks.together}"
-            said += f", {self.recommended.basis}"
-        return f"<AutotuneResult: {said}>"
+            return f"The loader delivers wrong data: {self.loader_fault}"
+        if chosen is None:
+            return "No configuration is feasible"
+        speed, said = chosen.cells_per_second, chosen.settings
+        if speed is not None:
+            said += f"; {interval(speed)} {self.dataset.unit}/s{self.ranks.together}"
+        return f"{said}, {chosen.basis}"
+
+    def __repr__(self) -> str:
+        return f"<AutotuneResult: {self.sentence}>"
 
     def entropies(self, result: ConfigurationResult) -> dict[str, EntropyBits]:
         """Return the entropy of each label in the minibatches of a configuration."""

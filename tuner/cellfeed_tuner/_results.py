@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from cellfeed import sampling
 from cellfeed_tuner._configuration import Configuration
@@ -12,59 +12,23 @@ from cellfeed_tuner._machine import BytesRead
 # What is known of one configuration.
 
 Status = Literal[
-    "compared",  # timed in turns with the recommended one
-    "timed",
-    "too long",  # timed, but no whole fetch ended in time
-    "too few cells",  # an epoch has too few whole fetches to time any
-    "over memory",  # its buffers alone exceed the memory limit
-    "too slow",  # not timed: similar configurations show that it cannot be the best
-    "mixes less",  # not timed: predicted fast enough, but mixed less than another that is
-    "below entropy floor",  # not timed: it mixes too little to be chosen
-    "out of budget",  # not timed: no time left
-    "interrupted",  # not timed: the run was interrupted before
-    "failed",
-]
-
-
-class _StatusWords(NamedTuple):
-    """A status in a picture, in a list, and in a sentence."""
-
-    short: str
-    listed: str
-    sentence: str = ""
-
-
-STATUS_WORDS: dict[Status, _StatusWords] = {
-    "too long": _StatusWords(
-        "too long", "a fetch takes too long", "No whole fetch ended in the time there was"
-    ),
-    "too few cells": _StatusWords(
-        "too few cells", "too large for the collection",
-        "The collection has too few cells to time it",
-    ),
-    "over memory": _StatusWords(
-        "over memory", "over the memory limit", "It exceeds the memory limit"
-    ),
-    "too slow": _StatusWords(
-        "too slow", "predicted slower than the best",
-        "It was not timed because it is predicted to be slower than the best",
-    ),
-    "mixes less": _StatusWords(
-        "mixes less", "mixed less than others that are fast enough",
-        "It was not timed because it mixes less than others that are fast enough",
-    ),
-    "below entropy floor": _StatusWords("below floor", "below the entropy floor"),
-    "out of budget": _StatusWords(
-        "no time", "no time left", "It was not timed (budget exhausted; see --budget)"
-    ),
-    "interrupted": _StatusWords(
-        "interrupted", "interrupted before", "It was not timed because the run was interrupted"
-    ),
-    "failed": _StatusWords("failed", "failed", "It failed"),
-    "timed": _StatusWords("timed", "timed"),
-    "compared": _StatusWords("compared", "compared"),
-}  # fmt: skip
-"""How each status is worded."""
+    "compared", "timed", "too long", "too few cells", "over memory", "too slow", "mixes less",
+    "below entropy floor", "out of budget", "interrupted", "failed",
+]  # fmt: skip
+STATUS_MEANINGS: dict[Status, str] = {
+    "compared": "timed in turns with the recommended one",
+    "timed": "timed by itself",
+    "too long": "no whole fetch ended in the time there was",
+    "too few cells": "not timed: too few cells in the collection",
+    "over memory": "not timed: over the memory limit",
+    "too slow": "not timed: predicted slower than the best",
+    "mixes less": "not timed: it mixes less than others that are fast enough",
+    "below entropy floor": "not timed: it mixes too little",
+    "out of budget": "not timed: no time left; see --budget",
+    "interrupted": "not timed: the run was interrupted before",
+    "failed": "failed",
+}
+"""What each status means, in a clause."""
 
 VerdictKind = Literal["inside", "outside", "assumptions", "loader"]
 MEANINGS: dict[VerdictKind, str] = {
@@ -281,12 +245,11 @@ class LabelCensus:
 class Selection:
     """The cells that were visited, if not all were.
 
-    ``rows_per_chunk`` is the mean number of them in a chunk that holds any. ``where`` is the query
-    that selects them (`cellfeed.Collection.where`); empty if they were given by row number.
+    ``where`` is the query that selects them (`cellfeed.Collection.where`); empty if they were given
+    by row number.
     """
 
     n_cells: int
-    rows_per_chunk: float
     where: str = ""
 
     @property
@@ -320,8 +283,6 @@ class Dataset:
         Cells of a minibatch.
     further_labels
         The other labels, by obs column.
-    label_counts
-        Cells of each value of the first label; empty if there are more than 1,000 values.
     slow_reading
         What is read slowly, why, and the remedy, in one line; empty if nothing is. See
         `cellfeed.Collection.slow_reading`.
@@ -359,7 +320,6 @@ class Dataset:
     label_entropy_bits: float
     batch_size: int
     further_labels: Mapping[str, LabelCensus] = field(default_factory=dict)
-    label_counts: tuple[int, ...] = ()
     slow_reading: str = ""
     selection: Selection | None = None
     has_storage_options: bool = False
@@ -374,11 +334,6 @@ class Dataset:
     def n_visited(self) -> int:
         """Number of cells that were visited."""
         return self.n_cells if self.selection is None else self.selection.n_cells
-
-    @property
-    def visited_per_chunk(self) -> float:
-        """Mean number of visited cells in a chunk that holds any."""
-        return self.rows_per_chunk if self.selection is None else self.selection.rows_per_chunk
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """One run of ``autotune``: preparation, search, choice, comparison with the files, explanation."""
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from cellfeed import CategoricalColumn, CellDataset, ParameterError, SamplingStrategy
-from cellfeed.console import format_bytes
 from cellfeed.interrupts import interrupts_held
 from cellfeed_tuner._bottleneck import Bottleneck
 from cellfeed_tuner._choose import Choice, nearest
@@ -31,22 +29,21 @@ from cellfeed_tuner._request import Request
 from cellfeed_tuner._result import AutotuneResult, Ranges, to_plain
 from cellfeed_tuner._results import (
     ConfigurationResult,
-    Nearest,
     PrefetchResult,
     Recommended,
     SearchedStrategy,
     Waiting,
 )
 from cellfeed_tuner._scaling import SCALING_SHARE, ScalingSearch
-from cellfeed_tuner._searching._prefetch import PrefetchSearch, depths_to_measure
 from cellfeed_tuner._searching._replicates import Measurements
-from cellfeed_tuner._searching._search import Journal, Search
-from cellfeed_tuner._storage_advice import StorageAdvice, StorageLayout
+from cellfeed_tuner._searching._search import Search
+from cellfeed_tuner._storage_advice import StorageAdvice
 from cellfeed_tuner._subject import Selected
 from cellfeed_tuner._time_budget import Progress, TimeBudget
 
 if TYPE_CHECKING:  # they load Optuna
     from cellfeed_tuner._history import Asked, Key
+    from cellfeed_tuner._profile import Journal
 
 # Seconds and rounds for timing a user's training step. Chosen: as long as two replicates.
 STEP_SECONDS, STEP_LEAST_ROUNDS = 1.0, 4
@@ -65,6 +62,11 @@ REPLAY_SHARE = 0.25
 MOST_CELLS_OF_OTHERS = 5_000_000
 # If the start took more than this share of the budget, the search has all the rest. Chosen.
 SLOW_START_SHARE = 0.4
+
+# Prefetch depths, in fetches, to measure for files on servers. Chosen.
+PREFETCHES = (1, 2, 4, 8, 16)
+# Most bytes in flight from a server. Source: `cellfeed.CellDataset`.
+MOST_BYTES_PREFETCHED = 256 << 20
 
 # A step that does nothing still has a time.
 _LEAST_STEP_SECONDS = 1e-6
@@ -266,7 +268,7 @@ class Run:
             "grid": [dict(each) for each in self._grid],
         }
 
-    def profile(self, n_rounds: int, journal: Journal | None) -> None:
+    def profile(self, n_rounds: int, journal: "Journal | None") -> None:
         """Time the whole grid in rounds, choose, and explain.
 
         Timings that the journal has are not made again.
@@ -337,7 +339,7 @@ class Run:
                 for each in results
             ),
             recommended=recommended,
-            nearest=None if recommended or faults else self._nearest(results),
+            nearest=None if recommended or faults else nearest(results, constraints),
             seconds=self.budget.spent,
             date=self._date,
             storage_order=self._order,
@@ -357,26 +359,6 @@ class Run:
             mixed_less=self._mixed_less,
             n_discarded=measured.n_discarded,
             n_unlisted=0 if request.space.is_large else len(self._grid) - len(results),
-        )
-
-    def _nearest(self, results: Sequence[ConfigurationResult]) -> Nearest | None:
-        """Return the configuration closest to being feasible, measured or not."""
-        request, constraints = self.request, self.request.constraints
-        found = nearest(results, constraints)
-        too_large = [
-            each.configuration
-            for each in results
-            if each.status == "over memory" and self._search.requirements.mixes(each.configuration)
-        ]
-        if found is not None or not too_large:
-            return found
-        smallest = min(too_large, key=lambda each: each.minibatches_in_memory)
-        buffers = smallest.minibatches_in_memory * request.batch_size * request.row_bytes
-        needed = format_bytes(round(self.process.memory_bytes() + buffers))
-        given = format_bytes(constraints.memory_bytes)
-        return Nearest(
-            configuration=smallest,
-            problem=f"it needs about {needed} of memory, more than the {given} given",
         )
 
     def _results(self) -> list[ConfigurationResult]:
@@ -445,32 +427,48 @@ class Run:
         )
 
     def _choose_prefetch(self) -> None:
-        """Choose how many fetches to prefetch from a server."""
+        """Choose how many fetches to prefetch from a server: a search among depths."""
         request, recommended = self.request, self._recommended
         if recommended is None or request.cache != "remote" or recommended.basis == "predicted":
             return
-        configuration = recommended.configuration
+        configuration, left = recommended.configuration, self._left
+        left -= self._scaling_share * self.budget.seconds
         fetch_size = request.batch_size * configuration.fetch_factor
         rows_per_cell = 1 if request.selected is None else request.selected.rows_per_cell
         rank_bytes = fetch_size * rows_per_cell * request.dataset.stored_bytes_per_cell
-        memory_bytes = request.constraints.memory_bytes
-        depth_search = PrefetchSearch(
-            measurements=self._search.measurements,
-            configuration=configuration,
-            memory_bytes=memory_bytes,
-            left=lambda: self._left - self._scaling_share * self.budget.seconds,
-        )
         depths = depths_to_measure(
             n_fetches=request.n_cells // fetch_size // configuration.fetches_per_round,
             fetch_bytes=request.ranks.n_local * rank_bytes,
-            memory_bytes=memory_bytes,
+            memory_bytes=request.constraints.memory_bytes,
         )
         # A `make_dataset` with a depth of its own has chosen it.
-        if own_read_options(self._search.measurements.make_dataset).prefetch is None:
-            depth_search.run(depths)
-        self._prefetch_results, best = depth_search.results(), depth_search.best()
-        if best is not None:
-            memory = max(recommended.peak_memory_bytes or 0, depth_search.memory_of(best))
+        has_own = own_read_options(self.make_dataset).prefetch is not None
+        if left <= 0 or has_own or len(depths) == 1:
+            return
+        measurements = replace(
+            self._search.measurements, budget=TimeBudget(left, self.budget.clock), by_clock=True
+        )
+        fastest = replace(request.constraints, need_cells_per_second=None, step_seconds=None)
+        search = Search(
+            measurements=measurements,
+            requirements=replace(self._search.requirements, constraints=fastest),
+        )
+        search.run(configuration.changed(prefetch=depth) for depth in depths)
+        results = search.results(search.timed)
+        self._prefetch_results = tuple(
+            PrefetchResult(
+                prefetch=cast("int", each.configuration["prefetch"]),
+                cells_per_second=each.cells_per_second,
+                n_rounds=each.n_rounds,
+                n_turns=measurements.n_turns(each.configuration),
+                peak_memory_bytes=each.peak_memory_bytes or 0,
+            )
+            for each in results
+        )
+        choice = search.choose(results)
+        if choice is not None and choice.basis == "compared":
+            memory = max(each.peak_memory_bytes or 0 for each in (recommended, choice.result))
+            best = cast("int", choice.configuration["prefetch"])
             self._recommended = replace(recommended, prefetch=best, peak_memory_bytes=memory)
 
     def _ask_how_many(self) -> None:
@@ -485,14 +483,10 @@ class Run:
             return
         measurements = self._search.measurements
 
-        def timed(configuration: Configuration, **settings: Any) -> Measurement:
-            found = measurements.timed(configuration, prefetch=recommended.prefetch, **settings)
-            measurements.n_replicates += 1
-            return found
-
+        depth = {} if recommended.prefetch is None else {"prefetch": recommended.prefetch}
         self._scaling = ScalingSearch(
-            timed=timed,
-            configuration=recommended.configuration,
+            timed=measurements.timed,
+            configuration=recommended.configuration.changed(**depth),
             counts=request.rank_counts,
             step_seconds=step_seconds,
             batch_size=request.batch_size,
@@ -523,24 +517,17 @@ class Run:
             return
         self.on_progress("explain", 0, 1)
         # How other strategies, or servers, would read another layout is not known.
-        is_known = selected.strategy is None and self._found_cache != "remote"
-        already_shuffled = self._order is not None and self._order.already_shuffled
+        is_shuffled = self._order is not None and self._order.already_shuffled
+        may_advise = not (selected.strategy or self._found_cache == "remote" or is_shuffled)
         self._bottleneck, self._storage_advice = explain_throughput(
             self.process,
             self._search.measurements[recommended.configuration],
-            StorageLayout(
-                n_cells=len(selected),
-                rows_per_chunk=selected.rows_per_chunk,
-                batch_size=request.batch_size,
-                already_shuffled=already_shuffled,
-                stored_as=request.dataset.layout,
-                element_bytes=4 + np.dtype(request.dataset.dtype).itemsize,
-            ),
+            batch_size=request.batch_size,
             cells_per_second=speed.value,
             paths=request.dataset.paths,
             waiting=None if recommended.waiting is None else recommended.waiting.share,
             step_seconds=request.constraints.step_seconds,
-            block_sizes=request.space.block_sizes if is_known and not self._lost else (),
+            block_sizes=request.space.block_sizes if may_advise and not self._lost else (),
             seconds=seconds,
             seed=request.seed,
         )
@@ -604,3 +591,34 @@ class Run:
             n_configurations=space.size,
             n_considered=self._search.n_considered,
         )
+
+
+def depths_to_measure(*, n_fetches: int, fetch_bytes: float, memory_bytes: float) -> list[int]:
+    """Return the depths, ascending, that differ in effect and fit in memory; always the first.
+
+    Parameters
+    ----------
+    n_fetches, fetch_bytes
+        Fetches that one process reads in an epoch, and the stored bytes of one.
+    memory_bytes
+        Most bytes to prefetch.
+
+    Examples
+    --------
+    >>> depths_to_measure(n_fetches=100, fetch_bytes=1e6, memory_bytes=1e10)
+    [1, 2, 4, 8, 16]
+    >>> depths_to_measure(n_fetches=4, fetch_bytes=1e6, memory_bytes=1e10)
+    [1, 2, 4]
+    >>> depths_to_measure(n_fetches=100, fetch_bytes=100e6, memory_bytes=1e10)
+    [1, 2, 4]
+    >>> depths_to_measure(n_fetches=100, fetch_bytes=1e6, memory_bytes=3e6)
+    [1, 2]
+    """
+    first, *others = PREFETCHES
+    # A depth that a smaller one reaches as well is no other depth.
+    most = min(n_fetches - 1, MOST_BYTES_PREFETCHED / max(1.0, fetch_bytes))
+    return [first] + [
+        depth
+        for less, depth in zip(PREFETCHES, others, strict=False)
+        if less < most and depth * fetch_bytes <= memory_bytes
+    ]

@@ -9,7 +9,6 @@ on each minibatch is fed if it gets them as fast.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -190,21 +189,6 @@ def fed(
     return tuple(found)
 
 
-class Timed(Protocol):
-    """Times a configuration on so many ranks; see `Measurements.timed`."""
-
-    def __call__(
-        self,
-        configuration: Configuration,
-        /,
-        *,
-        ranks: Ranks,
-        step_seconds: float = 0.0,
-        least_rounds: int = FEWEST_ROUNDS,
-        limit_seconds: float,
-    ) -> Measurement: ...
-
-
 @dataclass(slots=True, kw_only=True)
 class ScalingSearch:
     """Measures one rank and two in turns, and what they need.
@@ -212,7 +196,7 @@ class ScalingSearch:
     Parameters
     ----------
     timed
-        Times a configuration.
+        Times a configuration on so many ranks; see `Measurements.timed`.
     configuration
         The one that all ranks use.
     counts, step_seconds, batch_size
@@ -225,7 +209,7 @@ class ScalingSearch:
         State of the page cache.
     """
 
-    timed: Timed
+    timed: Callable[..., Measurement]
     configuration: Configuration
     counts: Sequence[int]
     step_seconds: float
@@ -237,27 +221,20 @@ class ScalingSearch:
 
     def run(self) -> Scaling:
         """Measure, and return what follows."""
-        kinds = {
-            "one": (self.configuration, Ranks()),
-            "share": (self._with_share_of_two, Ranks(n_local=1, n_total=2)),
-            "two": (self.configuration, Ranks(n_local=2, n_total=2)),
-        }
-        if self._with_share_of_two == self.configuration:
-            del kinds["share"]
+        kinds = {"one": (self.configuration, 1), "two": (self.configuration, 2)}
+        if (n := self._num_threads) is not None and n > 1:  # one of two has half of the threads
+            kinds["share"] = self.configuration.changed(num_threads=n // 2), 1
         measured, longest = dict[int, Estimate](), 0.0
         for turn in range(MOST_SCALING_TURNS):
+            if turn == FIRST_SCALING_TURNS:
+                measured = self._with_step()
             before = self.left()
             if turn and before < longest:
                 break
-            if turn == FIRST_SCALING_TURNS:
-                measured = self._with_step()
-                if self.left() < longest:
-                    break
-                before = self.left()
-            for kind, (configuration, ranks) in kinds.items():
-                found = self._time(configuration, ranks)
+            for kind, (configuration, n_ranks) in kinds.items():
+                found = self._time(configuration, n_ranks)
                 if not found.round_seconds:
-                    what = "one rank" if kind != "two" else "two ranks side by side"
+                    what = "one rank" if n_ranks == 1 else "two ranks side by side"
                     note = found.failure or "there was no time for whole fetches"
                     return Scaling(
                         step_seconds=self.step_seconds, note=f"timing {what} failed: {note}"
@@ -267,14 +244,6 @@ class ScalingSearch:
         return self._conclude(measured or self._with_step())
 
     @property
-    def _with_share_of_two(self) -> Configuration:
-        """The configuration with as many threads as each of two ranks has."""
-        num_threads = self._num_threads
-        if num_threads is None or max(1, num_threads // 2) == num_threads:
-            return self.configuration
-        return self.configuration.changed(num_threads=num_threads // 2)
-
-    @property
     def _num_threads(self) -> int | None:
         """Threads of each process of one rank alone; None if they are not divided."""
         if not self.has_threads or self.configuration.others.get("num_threads"):
@@ -282,15 +251,14 @@ class ScalingSearch:
         return max(1, usable_cpu_count() // max(1, self.configuration.num_workers))
 
     def _time(
-        self, configuration: Configuration, ranks: Ranks, step_seconds: float = 0.0
+        self, configuration: Configuration, n_ranks: int, step_seconds: float = 0.0
     ) -> Measurement:
-        limit = max(LEAST_LIMIT_LEFT, self.left())
         return self.timed(
             configuration,
-            ranks=ranks,
+            ranks=Ranks.of(n_ranks),
             step_seconds=step_seconds,
             least_rounds=FEWEST_ROUNDS,
-            limit_seconds=limit,
+            limit_seconds=max(LEAST_LIMIT_LEFT, self.left()),
         )
 
     def _with_step(self) -> dict[int, Estimate]:
@@ -301,8 +269,7 @@ class ScalingSearch:
             of_fetch = self.configuration.minibatches_per_round * max(self.step_seconds, rate)
             if n not in self.counts or (_N_NEW + FEWEST_ROUNDS) * of_fetch > self.left():
                 continue
-            ranks = Ranks(n_local=n, n_total=n)
-            found = self._time(self.configuration, ranks, self.step_seconds)
+            found = self._time(self.configuration, n, self.step_seconds)
             if len(found.round_seconds) >= FEWEST_ROUNDS:
                 measured[n] = utilization(found, self.step_seconds)
         return measured

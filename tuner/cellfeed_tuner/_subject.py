@@ -496,15 +496,6 @@ class Selected:
         )
         return label
 
-    @cached_property
-    def rows_per_chunk(self) -> float:
-        """Mean number of these rows in a chunk that holds any."""
-        per_chunk = self.collection.rows_per_chunk
-        if self.indices is None:
-            return per_chunk
-        chunks = (self.indices / per_chunk).astype(np.int64)
-        return self.indices.size / (1 + np.count_nonzero(np.diff(chunks)))
-
 
 def _has(strategy: SamplingStrategy, name: str) -> bool:
     """Return whether a strategy is a dataclass with a field of this name."""

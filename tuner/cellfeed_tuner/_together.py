@@ -1,341 +1,44 @@
-"""One search for several ranks, whose result all of them have."""
+"""One search for several ranks, whose result all of them have.
+
+The first rank measures for all. They meet in a store of torch.distributed: that of the process
+group, of torchrun, or one at MASTER_PORT, as `torch.distributed.init_process_group` makes. The
+first rank calls the others twice, before it measures and after, and then leaves a message for all.
+"""
 
 import hashlib
-import hmac
 import json
 import os
-import secrets
-import socket
-import struct
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager, suppress
-from functools import wraps
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache, wraps
 from itertools import count
-from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
 from cellfeed import CellfeedError, ParameterError
 from cellfeed_tuner._measuring._process import MeasuringError
 from cellfeed_tuner._ranks import World
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult, from_plain, to_plain
-from cellfeed_tuner._time_budget import Progress, TimeBudget, silent
+from cellfeed_tuner._time_budget import TimeBudget
 
 if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
-
-
-# Connections between ranks: each is connected to the first, which sends the same to all.
-#
-# A connection ends with its process, so that nobody waits for a dead rank. Ranks of one machine
-# meet at a Unix socket in a folder that only the user can write to. Ranks of several machines get
-# a port and a token through the store of torch.distributed or torchrun. Only JSON is received.
+    from torch.distributed import Store
 
 JOIN_SECONDS = 300.0
 """How long ranks wait for each other to begin."""
+# How long the first rank waits for answers of ranks that wait for it. Chosen: they look every
+# `POLL_SECONDS`, on a machine that may be busy.
+ANSWER_SECONDS, POLL_SECONDS = 20.0, 0.05
+# How long a rank tries at a time to reach the store of the first; meanwhile it cannot be
+# interrupted. Chosen.
+CONNECT_SECONDS = 5.0
+# How long other ranks wait at most, beyond the budget and its overtime; and if it is refused.
+OTHER_SECONDS, LONGEST_SECONDS = 2 * JOIN_SECONDS, 1e6
 
-_RETRY_SECONDS = 0.05
-_HELLO_SECONDS = 10.0
-_LONGEST_SOCKET_PATH = 100  # bytes; the lowest limit of any system is 104
-_numbers = count()  # of meetings through a store, whose keys stay
+_numbers = count()  # of meetings, whose keys stay
 
 Message = Mapping[str, Any]
-
-
-class Meeting:
-    """The first rank's connections to all others; a context manager.
-
-    ``digest`` must be the same on all ranks.
-
-    Raises
-    ------
-    MeasuringError
-        On entry: a rank does not come, or has ended.
-    ParameterError
-        On entry: variables of ranks contradict each other, or ranks have no place to meet.
-    """
-
-    def __init__(
-        self, world: World, *, digest: str = "", join_seconds: float = JOIN_SECONDS
-    ) -> None:
-        self._world, self._digest, self._join_seconds = world, digest, join_seconds
-        self._others: list[tuple[int, Connection[bytes, bytes]]] = []
-
-    def __enter__(self) -> Self:
-        try:
-            with _listening(self._world) as (listener, token):
-                self._accept_all(listener, token, time.monotonic() + self._join_seconds)
-        except BaseException as error:
-            if isinstance(error, CellfeedError):
-                self.send({"error": type(error).__name__, "message": str(error)})
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End all connections."""
-        for _, each in self._others:
-            each.close()
-
-    def check(self) -> None:
-        """Raise `MeasuringError` if a rank has ended."""
-        gone = sorted(rank for rank, each in self._others if each.poll())
-        if gone:
-            msg = (
-                f"rank {gone[0]} ended while rank 0 measured for all; see its last output, and "
-                "restart all ranks"
-            )
-            raise MeasuringError(msg)
-
-    def send(self, message: Message) -> None:
-        """Send a message to all ranks that are still there."""
-        data = json.dumps(message).encode()
-        for _, each in self._others:
-            with suppress(OSError):
-                each.send_bytes(data)
-
-    def _accept_all(self, listener: socket.socket, token: str, deadline: float) -> None:
-        world_size = self._world.world_size
-        missing = set(range(1, world_size))
-        while missing:
-            self.check()
-            if time.monotonic() > deadline:
-                names = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, sorted(missing)))}"
-                msg = (
-                    f"{names} of {world_size} did not call `autotune` within "
-                    f"{self._join_seconds:g} s; call it on all ranks alike, or on one alone with "
-                    "`ranks`"
-                )
-                raise MeasuringError(msg)
-            found = _accepted(listener, token)
-            if found is None:
-                continue
-            connection, rank, theirs, digest = found
-            self._others.append((rank, connection))
-            if theirs != world_size:
-                msg = (
-                    f"rank {rank} has WORLD_SIZE={theirs}, but rank 0 has {world_size}; set it to "
-                    "the same on all ranks, as torchrun does"
-                )
-                raise ParameterError(msg)
-            if rank not in missing:
-                msg = (
-                    f"two processes have RANK={rank}; set a different one for each, as torchrun "
-                    "does"
-                )
-                raise ParameterError(msg)
-            if digest != self._digest:
-                msg = (
-                    f"rank {rank} called `autotune` with another collection or other arguments "
-                    "than rank 0; call it alike on all ranks"
-                )
-                raise ParameterError(msg)
-            missing.remove(rank)
-
-
-def message_from_first(
-    world: World, *, digest: str = "", join_seconds: float = JOIN_SECONDS, limit_seconds: float
-) -> Message:
-    """Return the message that the first rank sends to all others.
-
-    Raises
-    ------
-    MeasuringError
-        The first rank does not come, ends, or sends nothing in time.
-    """
-    connection, token = _joined(world, join_seconds)
-    hello = {
-        "rank": world.rank, "world_size": world.world_size, "token": token, "digest": digest,
-    }  # fmt: skip
-    try:
-        connection.send_bytes(json.dumps(hello).encode())
-        if not connection.poll(limit_seconds):
-            msg = (
-                f"rank 0, which measures for all, sent nothing for {limit_seconds:,.0f} s; see "
-                "its last output, and restart all ranks"
-            )
-            raise MeasuringError(msg)
-        message: Message = json.loads(connection.recv_bytes())
-    except (EOFError, OSError) as error:
-        msg = "rank 0 ended while it measured for all; see its last output, and restart all ranks"
-        raise MeasuringError(msg) from error
-    finally:
-        connection.close()
-    return message
-
-
-def _accepted(
-    listener: socket.socket, token: str
-) -> "tuple[Connection[bytes, bytes], int, int, str] | None":
-    """Return a connection, its rank, number of ranks and digest; None if no rank connects."""
-    try:
-        accepted, _ = listener.accept()
-    except TimeoutError:
-        return None
-    accepted.settimeout(None)
-    # Do not wait for the rest of a partial message.
-    accepted.setsockopt(
-        socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(_HELLO_SECONDS), 0)
-    )
-    connection: Connection[bytes, bytes] = Connection(accepted.detach())
-    try:
-        if connection.poll(_HELLO_SECONDS):
-            hello = json.loads(connection.recv_bytes(maxlength=1000))
-            if hmac.compare_digest(hello["token"], token):
-                rank, world_size = int(hello["rank"]), int(hello["world_size"])
-                return connection, rank, world_size, str(hello["digest"])
-    except (EOFError, OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass  # it is no rank
-    connection.close()
-    return None
-
-
-@contextmanager
-def _listening(world: World) -> Iterator[tuple[socket.socket, str]]:
-    """Listen for other ranks; gives a socket, and the token that they must send."""
-    if world.is_on_one_machine:
-        path, token = _free_socket_path(world), ""
-        listener = socket.socket(socket.AF_UNIX)
-        # Its name appears after it listens: before, it would look like that of a killed process.
-        new = path.with_suffix(f".{os.getpid()}")
-        new.unlink(missing_ok=True)
-        listener.bind(str(new))
-        listener.listen(world.world_size)
-        new.rename(path)
-    else:
-        path, token = None, secrets.token_hex()
-        store, listener = _store(world), _open_port()
-        store.set("first", json.dumps([listener.getsockname()[1], token]))
-    listener.settimeout(_RETRY_SECONDS)
-    try:
-        with listener:
-            yield listener, token
-    finally:
-        if path is not None:
-            path.unlink(missing_ok=True)
-
-
-def _open_port() -> socket.socket:
-    """Listen on a free port, by IPv6 and IPv4 if the machine has both."""
-    if socket.has_dualstack_ipv6():
-        with suppress(OSError):  # IPv6 may be disabled
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
-
-
-def _joined(world: World, seconds: float) -> "tuple[Connection[bytes, bytes], str]":
-    """Return a connection to the first rank, and the token to send."""
-    deadline = time.monotonic() + seconds
-    path = _socket_path(world) if world.is_on_one_machine else None
-    store = None if world.is_on_one_machine else _store(world)
-    token, found = "", None
-    while found is None:
-        if time.monotonic() > deadline:
-            msg = (
-                f"rank 0 did not call `autotune` within {seconds:g} s of rank {world.rank}; call "
-                "it on all ranks alike, or on one alone with `ranks`"
-            )
-            raise MeasuringError(msg)
-        with suppress(OSError):  # nobody listens there yet
-            if path is not None:
-                found = _connected(path)
-            elif store is not None and store.check(["first"]):
-                port, token = json.loads(store.get("first"))
-                found = socket.create_connection((world.host, port), timeout=_HELLO_SECONDS)
-                found.settimeout(None)
-        if found is None:
-            time.sleep(_RETRY_SECONDS)
-    return Connection(found.detach()), token
-
-
-def _connected(path: Path, timeout: float | None = None) -> socket.socket:
-    """Return a Unix socket that is connected to a path; `OSError` if nobody listens there."""
-    found = socket.socket(socket.AF_UNIX)
-    found.settimeout(timeout)
-    try:
-        found.connect(str(path))
-    except OSError:
-        found.close()
-        raise
-    return found
-
-
-def _free_socket_path(world: World) -> Path:
-    """Return the path to listen at, after removing sockets of processes that were killed."""
-    path = _socket_path(world)
-    for left in path.parent.glob(f"*{path.suffix}"):
-        try:
-            _connected(left, timeout=0.0).close()
-        except (ConnectionRefusedError, FileNotFoundError):
-            left.unlink(missing_ok=True)
-            continue
-        except BlockingIOError:
-            pass  # its queue is full
-        if left == path:
-            msg = "two processes have RANK=0; set a different one for each, as torchrun does"
-            raise ParameterError(msg)
-    return path
-
-
-def _socket_path(world: World) -> Path:
-    """Return where ranks of this machine meet: one path for each training.
-
-    Raises
-    ------
-    ParameterError
-        Others may write to its folder.
-    """
-    run = [os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
-    words = json.dumps([world.host, world.port, *run])
-    name = f"{hashlib.sha256(words.encode()).hexdigest()[:16]}.socket"
-    folder = Path(tempfile.gettempdir(), f"cellfeed-{os.getuid()}")
-    if len(os.fsencode(folder / name)) > _LONGEST_SOCKET_PATH:
-        folder = Path("/tmp", folder.name)  # noqa: S108 - nobody else can write to it
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.stat(follow_symlinks=False)
-    if status.st_uid != os.getuid() or status.st_mode & 0o77:
-        msg = f"{folder}: ranks would meet there, but others may write to it; remove it"
-        raise ParameterError(msg)
-    return folder / name
-
-
-def _store(world: World) -> "Store":
-    """Return the store that ranks of several machines share.
-
-    Raises
-    ------
-    ParameterError
-        They share none.
-    """
-    from torch import distributed  # noqa: PLC0415 - only for several machines
-    from torch.distributed.distributed_c10d import PrefixStore  # noqa: PLC0415
-    from torch.distributed.rendezvous import rendezvous  # noqa: PLC0415
-
-    if distributed.is_initialized():
-        # There is no public way to it.
-        store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
-    elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        store, _, _ = next(rendezvous("env://"))
-    else:
-        msg = (
-            f"{world.local_world_size} of {world.world_size} ranks are on this machine, and "
-            "torch.distributed is not initialised, so that they cannot meet; initialise it before "
-            "`autotune`, or start with torchrun"
-        )
-        raise ParameterError(msg)
-    return PrefixStore(f"cellfeed/autotune/{next(_numbers)}", store)
-
-
-# ``autotune`` on several ranks: the first measures for all, and all return the same result.
-
-# How long other ranks wait at most, beyond the budget and its overtime; and if it is refused.
-_OTHER_SECONDS, _LONGEST_SECONDS = 2 * JOIN_SECONDS, 1e6
-
 P = ParamSpec("P")
 
 
@@ -362,34 +65,192 @@ def tuned_once(tune: Callable[P, AutotuneResult]) -> Callable[P, AutotuneResult]
         if world.rank:
             limit = _limit_seconds(given["budget"])
             return _result_in(message_from_first(world, digest=digest, limit_seconds=limit))
-        with Meeting(world, digest=digest) as meeting:
-            on_progress: Progress = given.get("on_progress", silent)
 
-            def progress(stage: str, done: float, total: float, doing: str = "") -> None:
-                meeting.check()
-                on_progress(stage, done, total, doing)
-
-            given["on_progress"] = progress
+        def result() -> Message:
             try:
-                message = {"result": to_plain(tune(*arguments, **settings))}
-                meeting.check()
+                return {"result": to_plain(tune(*arguments, **settings))}
             except AutotuneInterrupted as interruption:
-                message = {"result": to_plain(interruption.result)}
-            except BaseException as error:
-                meeting.send(_failure(error))
-                raise
-            meeting.send(message)
-        return _result_in(message)
+                return {"result": to_plain(interruption.result)}
+
+        return _result_in(message_to_all(world, result, digest=digest))
 
     return tuned
 
 
+def message_to_all(
+    world: World,
+    message: Callable[[], Message],
+    *,
+    digest: str = "",
+    join_seconds: float = JOIN_SECONDS,
+) -> Message:
+    """Call a function when all ranks have come, leave its message for them, and return it.
+
+    ``digest`` must be the same on all ranks. If this raises, the others get the error.
+
+    Raises
+    ------
+    MeasuringError
+        A rank does not come, or has ended.
+    ParameterError
+        Ranks contradict each other.
+    """
+    with _met(world, join_seconds) as store:
+        if store.add("first", 1) > 1:
+            raise ParameterError(_twice(0))
+        try:
+            _call(store, world, "begun", join_seconds)
+            for rank in range(1, world.world_size):
+                _require_alike(world, rank, digest, json.loads(store.get(f"rank {rank}")))
+            found = message()
+            _call(store, world, "ended", ANSWER_SECONDS)
+        except BaseException as error:
+            store.set("message", json.dumps(_failure(error)))
+            store.set("ended", "")
+            raise
+        store.set("message", json.dumps(found))
+    return found
+
+
+def message_from_first(
+    world: World, *, digest: str = "", join_seconds: float = JOIN_SECONDS, limit_seconds: float
+) -> Message:
+    """Return the message that the first rank leaves for all others.
+
+    Raises
+    ------
+    MeasuringError
+        The first rank does not come, ends, or leaves nothing in time.
+    ParameterError
+        Another process has the same rank.
+    """
+    hello = json.dumps({"world_size": world.world_size, "digest": digest})
+    with _met(world, join_seconds) as store:
+        if _missing(store, ["begun"], join_seconds):
+            raise MeasuringError(_no_first(world, join_seconds))
+        store.set(f"rank {world.rank}", hello)
+        if store.add(f"begun {world.rank}", 1) > 1:
+            raise ParameterError(_twice(world.rank))
+        if not _missing(store, ["ended"], limit_seconds):
+            store.add(f"ended {world.rank}", 1)
+            if not _missing(store, ["message"], 2 * ANSWER_SECONDS):
+                message: Message = json.loads(store.get("message"))
+                return message
+        msg = (
+            f"rank 0, which measures for all, sent nothing for {limit_seconds:,.0f} s; see its "
+            "last output, and restart all ranks"
+        )
+        raise MeasuringError(msg)
+
+
+@contextmanager
+def _met(world: World, seconds: float) -> "Iterator[Store]":
+    """Give the place where ranks meet; what it raises says that a rank does not come or ended."""
+    from torch.distributed import DistError, PrefixStore  # noqa: PLC0415 - for several ranks
+
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            store = _store(world)
+            break
+        except RuntimeError as error:
+            if world.rank == 0:
+                msg = (
+                    f"ranks cannot meet at {world.host}:{world.port} "
+                    f"({str(error).splitlines()[0]}); give one process alone RANK=0, and all of "
+                    "them a free MASTER_PORT"
+                )
+                raise ParameterError(msg) from error
+            if time.monotonic() > deadline:
+                raise MeasuringError(_no_first(world, seconds)) from error
+    try:
+        yield PrefixStore(f"cellfeed/autotune/{next(_numbers)}", store)
+    except DistError as error:
+        msg = "rank 0 ended while it measured for all; see its last output, and restart all ranks"
+        raise MeasuringError(msg) from error
+
+
+def _store(world: World) -> "Store":
+    from torch import distributed  # noqa: PLC0415 - for several ranks
+
+    if distributed.is_initialized():
+        # There is no public way to it.
+        found: Store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001
+        return found
+    has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return _store_at(world.host, world.port, is_master=world.rank == 0 and not has_agent)
+
+
+@cache  # it stays, since a process group that is made later has its store at the same port
+def _store_at(host: str, port: int, *, is_master: bool) -> "Store":
+    from torch.distributed import TCPStore  # noqa: PLC0415 - for several ranks
+
+    limit = timedelta(seconds=CONNECT_SECONDS)
+    return TCPStore(host, port, None, is_master, limit, wait_for_workers=False, multi_tenant=True)
+
+
+def _call(store: "Store", world: World, key: str, seconds: float) -> None:
+    """Call all other ranks, or raise `MeasuringError` if one does not answer in time."""
+    store.set(key, "")
+    missing = _missing(store, [f"{key} {rank}" for rank in range(1, world.world_size)], seconds)
+    ranks = ", ".join(each.removeprefix(f"{key} ") for each in missing)
+    if missing and key == "begun":
+        msg = (
+            f"rank{'s' * (len(missing) > 1)} {ranks} of {world.world_size} did not call `autotune` "
+            f"within {seconds:g} s; call it on all ranks alike, or on one alone with `ranks`"
+        )
+        raise MeasuringError(msg)
+    if missing:
+        msg = (
+            f"rank {ranks} ended while rank 0 measured for all; see its last output, and restart "
+            "all ranks"
+        )
+        raise MeasuringError(msg)
+
+
+def _missing(store: "Store", keys: Sequence[str], seconds: float) -> Sequence[str]:
+    """Wait for keys, and return those that are not there in time.
+
+    They are looked for, since a wait of the store cannot be interrupted.
+    """
+    deadline = time.monotonic() + seconds
+    while (missing := [e for e in keys if not store.check([e])]) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return missing
+
+
+def _require_alike(world: World, rank: int, digest: str, hello: Mapping[str, Any]) -> None:
+    if hello["world_size"] != world.world_size:
+        msg = (
+            f"rank {rank} has WORLD_SIZE={hello['world_size']}, but rank 0 has "
+            f"{world.world_size}; set it to the same on all ranks, as torchrun does"
+        )
+        raise ParameterError(msg)
+    if hello["digest"] != digest:
+        msg = (
+            f"rank {rank} called `autotune` with another collection or other arguments than rank "
+            "0; call it alike on all ranks"
+        )
+        raise ParameterError(msg)
+
+
+def _twice(rank: int) -> str:
+    return f"two processes have RANK={rank}; set a different one for each, as torchrun does"
+
+
+def _no_first(world: World, seconds: float) -> str:
+    return (
+        f"rank 0 did not call `autotune` within {seconds:g} s of rank {world.rank}; call it on all "
+        "ranks alike, or on one alone with `ranks`"
+    )
+
+
 def _limit_seconds(budget: TimeBudget) -> float:
     """Return how long to wait; rank 0 refuses a wrong budget immediately."""
-    seconds = _LONGEST_SECONDS
+    seconds = LONGEST_SECONDS
     if isinstance(budget.seconds, int | float):
-        seconds = budget.seconds + budget.overtime + _OTHER_SECONDS
-    return seconds if 0 < seconds < _LONGEST_SECONDS else _LONGEST_SECONDS
+        seconds = budget.seconds + budget.overtime + OTHER_SECONDS
+    return seconds if 0 < seconds < LONGEST_SECONDS else LONGEST_SECONDS
 
 
 def _digest(arguments: Iterable[object], settings: Mapping[str, Any]) -> str:

@@ -8,14 +8,16 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from multiprocessing.reduction import DupFd
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
+from cellfeed.bytes._store import closed_with
 
 # Memory that is reused as soon as nothing refers to it any longer.
 
@@ -218,70 +220,112 @@ PAGE = 4096
 MOST_PIECES = PAGE  # of one segment: a byte each in its first page
 
 
-class Segment:
-    """Shared memory, of which a page is taken when it is first written to.
+class SharedFile:
+    """A file in memory, without a name, of which processes map segments.
 
-    The system frees it with the last process that has it mapped, however that ends.
+    The system frees it with the last process that has it open or mapped, however that ends. It can
+    be passed to a process that starts.
 
     Parameters
     ----------
     descriptor
-        A file in memory; may be closed then.
-    number
-        Which it is of those of its process.
-    piece_bytes, n_pieces
-        Size of a piece, a multiple of `PAGE`, and how many there are, at most `MOST_PIECES`.
+        Of a file that exists; a new one if None.
     """
 
-    __slots__ = ("_address", "_all", "_mapped", "is_lent", "n_pieces", "number", "piece_bytes")
+    def __init__(self, descriptor: int | None = None) -> None:
+        if descriptor is None:
+            descriptor = os.memfd_create("cellfeed", os.MFD_CLOEXEC)
+        self.descriptor, self._closing = descriptor, closed_with(descriptor)
 
-    def __init__(self, descriptor: int, number: int, piece_bytes: int, n_pieces: int) -> None:
-        self.number, self.piece_bytes, self.n_pieces = number, piece_bytes, n_pieces
-        self._mapped = mmap.mmap(descriptor, self.size(piece_bytes, n_pieces))
-        self._all = np.frombuffer(self._mapped, np.uint8)
-        self._address: int = self._all.ctypes.data
-        self.is_lent: NDArray[np.uint8] = self._all[:n_pieces]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _passed_file, (DupFd(self.descriptor),)
 
-    """Which pieces the other process has and clears, uint8, shape (n_pieces,)."""
+    @property
+    def n_bytes(self) -> int:
+        """Number of bytes of all segments; a page takes memory when it is first written to."""
+        return os.fstat(self.descriptor).st_size
 
-    @staticmethod
-    def size(piece_bytes: int, n_pieces: int) -> int:
-        """Return the bytes of such a segment."""
-        return PAGE + piece_bytes * n_pieces
-
-    @classmethod
-    def create(cls, number: int, piece_bytes: int, n_pieces: int) -> "tuple[Segment, int]":
-        """Return a new segment, and the descriptor of its file.
+    def add(self, piece_bytes: int, n_pieces: int) -> "Segment":
+        """Return a new segment.
 
         Raises
         ------
         OSError
             There is no memory or no descriptor left for it.
         """
-        descriptor = os.memfd_create("cellfeed", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(descriptor, cls.size(piece_bytes, n_pieces))
-            return cls(descriptor, number, piece_bytes, n_pieces), descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
+        start = self.n_bytes
+        os.ftruncate(self.descriptor, start + PAGE + piece_bytes * n_pieces)
+        return self.segment(SegmentPlace(start, piece_bytes, n_pieces))
+
+    def segment(self, place: "SegmentPlace") -> "Segment":
+        """Map a segment, which another process may have added."""
+        n_bytes = PAGE + place.piece_bytes * place.n_pieces
+        return Segment(mmap.mmap(self.descriptor, n_bytes, offset=place.start), place)
+
+    def keep_only(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Return all memory to the system but that of some ranges of bytes: start, and length."""
+        end, n_bytes = 0, self.n_bytes
+        with contextlib.suppress(OSError, ValueError):  # where it cannot, it is retained
+            whole = mmap.mmap(self.descriptor, n_bytes)
+            for start, n in [*sorted(ranges), (n_bytes, 0)]:
+                if start > end:
+                    whole.madvise(mmap.MADV_REMOVE, end, start - end)
+                end = start + n
+
+
+def _passed_file(descriptor: Any) -> SharedFile:
+    return SharedFile(descriptor.detach())
+
+
+class SegmentPlace(NamedTuple):
+    """Where a segment begins in its file, the size of its pieces, and how many there are.
+
+    The size is a multiple of `PAGE`, and there are at most `MOST_PIECES`.
+    """
+
+    start: int
+    piece_bytes: int
+    n_pieces: int
+
+
+class Segment:
+    """A segment of a shared file: pieces of one size.
+
+    Parameters
+    ----------
+    mapped
+        Its memory.
+    place
+        Where it lies in its file.
+    """
+
+    __slots__ = ("_address", "_all", "_mapped", "is_lent", "place")
+
+    def __init__(self, mapped: mmap.mmap, place: SegmentPlace) -> None:
+        self.place = place
+        self._mapped = mapped
+        self._all = np.frombuffer(mapped, np.uint8)
+        self._address: int = self._all.ctypes.data
+        self.is_lent: NDArray[np.uint8] = self._all[: place.n_pieces]
+
+    """Which pieces the other process has and clears, uint8, shape (n_pieces,)."""
+
+    def start_of(self, index: int) -> int:
+        """Return where a piece begins in the segment."""
+        return PAGE + index * self.place.piece_bytes
 
     def piece(self, index: int) -> Bytes:
         """Return the memory of a piece, which keeps the segment."""
-        start = PAGE + index * self.piece_bytes
-        return self._all[start : start + self.piece_bytes]
+        start = self.start_of(index)
+        return self._all[start : start + self.place.piece_bytes]
 
     def address_of(self, index: int) -> int:
         """Return where a piece lies in this process."""
-        return self._address + PAGE + index * self.piece_bytes
-
-    def discard(self, index: int) -> None:
-        """Return the memory of a piece to the system; it is zero when it is used again."""
-        self.remains(index).discard()
+        return self._address + self.start_of(index)
 
     def remains(self, index: int) -> "Remains":
-        """Return what is left of a piece when the segment is gone and arrays over it are not."""
-        return Remains(weakref.ref(self._mapped), PAGE + index * self.piece_bytes, self.piece_bytes)
+        """Return a piece without keeping the segment."""
+        return Remains(weakref.ref(self._mapped), self.start_of(index), self.place.piece_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +337,7 @@ class Remains:
     n_bytes: int
 
     def discard(self) -> None:
-        """Return its memory to the system, if that is not done."""
+        """Return its memory to the system, if that is not done; it is zero when used again."""
         mapped = self.mapped()
         if mapped is not None:
             with contextlib.suppress(OSError):  # on a system that cannot, it is retained
@@ -381,20 +425,21 @@ class SharedPool(BufferPool):
     A piece is used again once no array over it is left here, and its mark `Segment.is_lent` is
     not set, which the process that it was lent to clears. Memory that is taken in place of some
     that is free, since that is too small, makes the other return to the system.
+
+    Parameters
+    ----------
+    file
+        Where the memory is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, file: SharedFile) -> None:
         super().__init__()
-        self._of_forks = BufferPool()
-        self.unsent = dict[int, int]()
-        """Descriptors of segments that the other process does not have yet, by number."""
+        self._file, self._of_forks = file, BufferPool()
         self._at = dict[int, Piece]()  # by address
         self._addresses = list[int]()  # ascending
         self._lent = list[Piece]()
         self._idle = dict[int, list[Piece]]()  # free, by size
         self._empty = dict[int, list[Piece]]()  # free, and without memory
-        self.n_segments = 0
-        self._n_bytes = 0
 
     def acquire(self, n_bytes: int) -> Buffer:
         """See `BufferPool`; a fork of the process, which shares its memory too, gets other."""
@@ -411,7 +456,7 @@ class SharedPool(BufferPool):
             start = self._addresses[k]
             piece = self._at[start]
         offset = address - start
-        return (piece, offset) if offset < piece.segment.piece_bytes else None
+        return (piece, offset) if offset < piece.segment.place.piece_bytes else None
 
     def _collect(self) -> None:
         while self._returned:
@@ -423,7 +468,7 @@ class SharedPool(BufferPool):
         if piece.is_lent:
             self._lent.append(piece)
         else:
-            self._idle.setdefault(piece.segment.piece_bytes, []).append(piece)
+            self._idle.setdefault(piece.segment.place.piece_bytes, []).append(piece)
 
     def _take(self, capacity: int) -> Bytes:
         size = -(-capacity // PAGE) * PAGE
@@ -442,15 +487,15 @@ class SharedPool(BufferPool):
         """Return as much free memory to the system as new memory takes."""
         for size in _sizes_replaced(self._idle, n_bytes):
             piece = self._idle[size].pop()
-            piece.segment.discard(piece.index)
+            piece.segment.remains(piece.index).discard()
             self._empty.setdefault(size, []).append(piece)
 
     def _new(self, size: int) -> Piece:
         """Return a piece of a new segment; its others are empty."""
-        wanted = max(_SEGMENT_BYTES, self._n_bytes // _SHARE_OF_ALL)
+        wanted = max(_SEGMENT_BYTES, self._file.n_bytes // _SHARE_OF_ALL)
         n_pieces = max(1, min(MOST_PIECES, wanted // size))
         try:
-            segment, descriptor = Segment.create(self.n_segments, size, n_pieces)
+            segment = self._file.add(size, n_pieces)
         except OSError as error:
             if error.errno == errno.EMFILE:
                 msg = (
@@ -463,9 +508,6 @@ class SharedPool(BufferPool):
                 "at a time, for example with a lower `fetch_factor`, or use num_workers=0"
             )
             raise ParameterError(msg) from error
-        self.unsent[segment.number] = descriptor
-        self.n_segments += 1
-        self._n_bytes += size * n_pieces
         pieces = [Piece(segment, index) for index in range(n_pieces)]
         self._at.update({segment.address_of(each.index): each for each in pieces})
         self._addresses = sorted(self._at)

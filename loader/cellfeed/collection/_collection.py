@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import FormatError, ParameterError
 from cellfeed._lazy import pd
-from cellfeed._runs import Runs, count_rows, merge_consecutive, split_at
+from cellfeed._runs import Runs, expand
 from cellfeed.bytes import Location
 from cellfeed.bytes._remote import outside_lock
 from cellfeed.collection._join_elements import Genes, join_elements, join_tables
@@ -579,7 +579,7 @@ class Collection:
     def _known_row_lengths(self) -> Mapping[str, float | None]:
         """Mean row lengths of sparse and ragged elements, from tables; None if unknown."""
         found = dict[str, float | None]()
-        for name, parts in self.parts(merge_consecutive(self._sampled_rows)).items():
+        for name, parts in self.parts(self._sampled_rows).items():
             if self._elements[name].layout != "dense":
                 lengths = [part.row_lengths() if part.keeps_all else None for part in parts]
                 known = [each for each in lengths if each is not None]
@@ -603,42 +603,43 @@ class Collection:
         runs
             Ascending, disjoint runs of rows, int64, shape (n, 2).
         """
-        lengths = np.empty(count_rows(runs), np.int64)
-        for part in self.parts(runs)[name]:
+        rows = expand(runs)
+        lengths = np.empty(rows.size, np.int64)
+        for part in self.parts(rows)[name]:
             known = part.row_lengths()
             if known is None:
-                rows = part.read_rows()
-                if isinstance(rows, RaggedRows):
-                    known = rows.lengths
+                found = part.read_rows()
+                if isinstance(found, RaggedRows):
+                    known = found.lengths
                 else:
-                    is_csr = isinstance(rows, CsrRows)
-                    known = np.diff(rows.indptr) if is_csr else np.count_nonzero(rows, axis=1)
-            lengths[part.rows] = known
+                    is_csr = isinstance(found, CsrRows)
+                    known = np.diff(found.indptr) if is_csr else np.count_nonzero(found, axis=1)
+            lengths[part.positions] = known
         return lengths
 
-    def parts(self, runs: Runs) -> dict[str, list[Part]]:
+    def parts(self, rows: NDArray[np.int64]) -> dict[str, list[Part]]:
         """Return the rows of each element, by source.
 
         Parameters
         ----------
-        runs
-            Ascending, disjoint runs of rows, int64, shape (n, 2).
+        rows
+            Distinct rows, ascending, int64, shape (n,).
         """
         parts = {name: list[Part]() for name in self._elements}
-        filled = 0
-        for k, local in split_at(runs, self._starts):
-            stop = filled + count_rows(local)
+        bounds = np.searchsorted(rows, self._starts)
+        for k in np.flatnonzero(np.diff(bounds)).tolist():
+            positions = slice(int(bounds[k]), int(bounds[k + 1]))
+            own = rows[positions] - self._starts[k]
             for name, element in self._elements.items():
                 maps, stored = element.column_maps, self._stored[name][k]
                 part = Part(
                     source=self._sources[k],
                     stored=stored,
-                    runs=local,
-                    rows=slice(filled, stop),
+                    rows=own,
+                    positions=positions,
                     column_map=None if maps is None else maps[k],
                 )
-                parts[name].append(part.as_stored(filled))
-            filled = stop
+                parts[name].append(part.as_stored(positions.start))
         return parts
 
     def chunk_starts(self) -> ChunkStarts:

@@ -118,8 +118,8 @@ class CellDataset(ResumableDataset):
         same cells in each step, however many they are; and a run that was stopped goes on with
         another number of ranks. ``batch_size`` is that of a stream.
     seed
-        Determines the order of all epochs; at least 0. If None, a seed is drawn; ranks of
-        torch.distributed take that of the first when they begin.
+        Determines the order of all epochs; at least 0. If None, one is drawn when the first epoch
+        begins, by the first rank for all; until then `seed` is None.
     dense
         Whether to make the sparse elements of a `Collection` dense in minibatches. Many operations
         of torch do not take sparse ones ("Sparse CSR tensors do not have strides", "Only batched
@@ -380,9 +380,13 @@ class CellDataset(ResumableDataset):
         return self.n_minibatches
 
     @property
-    def seed(self) -> int:
-        """The seed, which determines the order of all epochs."""
-        return self._seed.use(self.world_size)
+    def seed(self) -> int | None:
+        """The seed, which determines the order of all epochs; None until it is fixed.
+
+        A seed that was not given is fixed when the first epoch begins, on all ranks as that of the
+        first; a single process also fixes it for `plan`, `peek` and `state_dict`.
+        """
+        return self._seed.fixed
 
     def plan(self, *, epoch: int) -> EpochPlan:
         """Return the plan of an epoch: which rows this rank delivers, and in which order.
@@ -438,7 +442,7 @@ class CellDataset(ResumableDataset):
         Minibatches arrive in the order of the plan, with any number of workers. Each worker reads
         every n-th fetch, which takes its `buffer_bytes`, and sends minibatches ahead in memory that
         it shares with this process (and that needs no space in ``/dev/shm``): ``prefetch_factor``
-        messages of up to 32 MiB, or of one minibatch if that is larger. If a `Collection` is on a
+        messages of up to 16 MiB, or of one minibatch if that is larger. If a `Collection` is on a
         server, in an object store or a TileDB-SOMA experiment, workers are not forked, since
         threads of this process may be reading it: the start method is "forkserver" unless you pass
         another ``multiprocessing_context``, so a script needs ``if __name__ == "__main__":``. A

@@ -141,7 +141,7 @@ class InterleavedDatasets(ResumableDataset):
         epoch
             Number of the epoch.
         """
-        return self._turns(self.datasets[0].seed, epoch, self.world_size)
+        return self._turns(self._seeds[0].use(self.world_size), epoch, self.world_size)
 
     def _turns(self, seed: int, epoch: int, world_size: int) -> NDArray[np.int64]:
         counts = self._counts(world_size)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, require_not_negative
 from cellfeed._torch import DataLoader, default_convert, require_torch, torch
+from cellfeed.bytes._lent import Arrivals, can_lend
 from cellfeed.dataset import _workers
 from cellfeed.dataset._iteration import Iteration, wait_for_dropped
 from cellfeed.dataset._run import Beginning
@@ -23,8 +24,9 @@ from cellfeed.interrupts import interrupts_held
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# Bytes of minibatches that a worker sends at once. Chosen: they cost little beside a fetch.
-_MESSAGE_BYTES = 32 * 2**20
+# Bytes of minibatches that a worker sends at once: few, since memory that is new to the system
+# takes longer than a message.
+_MESSAGE_BYTES = 16 * 2**20
 
 # Options of a DataLoader, and why the loader does not take them.
 _NOT_TAKEN = (
@@ -179,12 +181,7 @@ class _Workers:
         if not isinstance(method, BaseContext):
             method = multiprocessing.get_context(method or multiprocessing.get_start_method())
         collate = options["collate_fn"]
-        self._arrivals: _workers.Arrivals | None = None
-        lending: dict[str, Any] = {}
-        if _workers.can_lend():
-            receiving, sending = _workers.connected()
-            self._arrivals = _workers.Arrivals(receiving)
-            lending = {"connection": sending, "key": self._arrivals.key}
+        arrivals = self._arrivals = Arrivals(num_workers) if can_lend() else None
         n = _n_of_message(dataset)
         self._requests = [_Requests(dataset, k, num_workers, n) for k in range(num_workers)]
         own = {
@@ -198,7 +195,8 @@ class _Workers:
         self._loaders = list[DataLoader[Any]]()
         for k, requests in enumerate(self._requests):
             start = _workers.WorkerStart(
-                **lending,
+                file=None if arrivals is None else arrivals.files[k],
+                key=0 if arrivals is None else arrivals.key,
                 are_rows_placed=collate in (default_convert, _as_it_is),
                 then=options.get("worker_init_fn"),
                 worker=k,

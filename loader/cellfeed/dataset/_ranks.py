@@ -169,10 +169,13 @@ class Ranks:
 class CommonSeed:
     """A seed that is the same on all ranks.
 
+    One that is not given is drawn. It is fixed when ranks first begin together, as that of the
+    first, or when a single process first uses it.
+
     Parameters
     ----------
     seed
-        The seed. If None, one is drawn, and all ranks use that of the first once they have begun.
+        The seed, or None.
     ranks
         The ranks.
 
@@ -184,19 +187,23 @@ class CommonSeed:
 
     def __init__(self, seed: int | None, ranks: Ranks) -> None:
         self._seed = secrets.randbits(63) if seed is None else require_seed(seed)
-        self._is_given = seed is not None
-        self._is_common = self._is_given
+        self._is_given = self._is_fixed = seed is not None
         if not self._is_given and (given := ranks.need_seed):
             msg = f"`seed` must be given with {given}, so that all ranks use the same order"
             raise ParameterError(msg)
 
+    @property
+    def fixed(self) -> int | None:
+        """The seed; None until it is fixed."""
+        return self._seed if self._is_fixed else None
+
     def stated(self, rank: int) -> int | None:
         """Return the seed that a rank states: the first one's, or one that is fixed already."""
-        return self._seed if self._is_common or rank == 0 else None
+        return self._seed if rank == 0 else self.fixed
 
     def take(self, seed: int) -> None:
         """Use the seed of the first rank, which does not differ from one that is fixed."""
-        self._seed, self._is_common = seed, True
+        self._seed, self._is_fixed = seed, True
 
     def require_no_other(self, seed: int) -> None:
         """Check that a seed can be that of a resumed run.
@@ -213,27 +220,22 @@ class CommonSeed:
             )
             raise StateError(msg)
 
-    def look(self, world_size: int) -> int:
-        """Return the seed.
+    def use(self, world_size: int) -> int:
+        """Return the seed, which cannot change from now on.
 
         Raises
         ------
         ParameterError
-            The ranks have not agreed on a seed.
+            Several ranks have not begun together yet.
         """
-        if world_size > 1 and not self._is_common:
+        if world_size > 1 and not self._is_fixed:
             msg = (
                 f"this process drew `seed` for itself, but there are {world_size} ranks, which "
                 "take that of the first when they begin an epoch; give `seed`"
             )
             raise ParameterError(msg)
+        self._is_fixed = True
         return self._seed
-
-    def use(self, world_size: int) -> int:
-        """Return the seed, which cannot change from now on; see `look`."""
-        seed = self.look(world_size)
-        self._is_common = True
-        return seed
 
 
 # Ranks begin together.

@@ -310,7 +310,7 @@ class ResumableDataset(IterableDataset[Any], ABC):
         """Return what was counted in each of the last thousand fetches.
 
         Where throughput falls by half for two seconds or more, because the training loop waits for
-        minibatches, the logger ``cellfeed`` warns, and names the stage that takes longer.
+        minibatches, the logger ``cellfeed`` warns.
 
         Returns
         -------
@@ -453,7 +453,7 @@ class ResumableDataset(IterableDataset[Any], ABC):
             cannot identify.
         """
         _require_no_worker()
-        seeds = [each.look(self.world_size) for each in self._seeds]
+        seeds = [each.use(self.world_size) for each in self._seeds]
         return state_of(self._identity() | {"seed": self._seed_values(seeds)}, self._run.position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -2,9 +2,10 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from operator import add, sub
 from typing import Any, Self
 
@@ -93,8 +94,7 @@ class Statistics:
         counted = counters.tolist()
         n = Counter.PLANNING
         seconds = [nanoseconds / 1e9 for nanoseconds in counted[n:]]
-        names = (each.name for each in fields(cls))
-        return cls(**dict(zip(names, [*counted[:n], *seconds], strict=True)))
+        return cls(**dict(zip(_NAMES, [*counted[:n], *seconds], strict=True)))
 
     def __sub__(self, other: Self) -> Self:
         return self._with(other, sub)
@@ -117,12 +117,11 @@ class Statistics:
         stage its microseconds per cell, summed over threads, such as
         ``cellfeed/decompressing_us_per_cell``. Empty before the first minibatch.
         """
-        seconds, per_cell = self.waiting + self.training, 1e6 / max(1, self.n_cells)
+        seconds = self.waiting + self.training
         if not seconds:
             return {}
         found = {"cells_per_second": self.n_cells / seconds, "waiting_share": self.waiting_share}
-        for name in [each.name for each in fields(self)][Counter.PLANNING : Counter.WAITING]:
-            found[f"{name}_us_per_cell"] = getattr(self, name) * per_cell
+        found |= {f"{name}_us_per_cell": each for name, each in self._stages().items()}
         return {f"cellfeed/{name}": float(value) for name, value in found.items()}
 
     def __str__(self) -> str:
@@ -131,18 +130,26 @@ class Statistics:
             f"{self.n_cells:,} cells in {self.n_minibatches:,} minibatches",
             f"the training loop waited {waited} and trained {self.training:,.2f} s",
         ]
-        per_cell = 1e6 / max(1, self.n_cells)
-        names = [each.name for each in fields(self)]
-        for name in names[Counter.PLANNING : Counter.WAITING]:
-            seconds = getattr(self, name)
-            if seconds:
-                lines.append(f"{name.replace('_', ' '):<15}{seconds * per_cell:>9.2f} us per cell")
+        lines += [
+            f"{name.replace('_', ' '):<15}{each:>9.2f} us per cell"
+            for name, each in self._stages().items()
+            if each
+        ]
         return "\n".join(lines)
 
+    def _stages(self) -> dict[str, float]:
+        """Return the microseconds per cell of each stage."""
+        names, per_cell = _NAMES[Counter.PLANNING : Counter.WAITING], 1e6 / max(1, self.n_cells)
+        return {name: getattr(self, name) * per_cell for name in names}
+
     def _with(self, other: Self, operation: Callable[[float, float], float]) -> Self:
-        ours, theirs = asdict(self), asdict(other)
-        values: dict[str, Any] = {name: operation(ours[name], theirs[name]) for name in ours}
+        values: dict[str, Any] = {
+            name: operation(getattr(self, name), getattr(other, name)) for name in _NAMES
+        }
         return type(self)(**values)
+
+
+_NAMES = [each.name for each in fields(Statistics)]
 
 
 def ranges_of(profiler: str) -> Callable[[str], AbstractContextManager[Any]]:
@@ -231,16 +238,15 @@ def _values_of(counters: Sequence[Counters]) -> NDArray[np.int64]:
 
 # What only the dataset counts that the training loop iterates over.
 _OF_LOOP = [Counter.MINIBATCHES, Counter.WAITING, Counter.TRAINING]
-# Fetches that are kept, and the end of the one before them.
-_SIZE = 1 + 1000
+# Fetches that are kept.
+_N_KEPT = 1000
 # Fewest and most fetches that are compared with those before, and seconds that they take unless
-# they are the most; those before are at least so many times as many. Chosen: a single slow fetch
-# says nothing, and 2 s are short beside a training.
+# they are the most; those before are at least so many times as many. A single slow fetch says
+# nothing, and 2 s are short beside a training.
 _FEWEST_COMPARED, _MOST_COMPARED, _SECONDS_COMPARED, _TIMES_BEFORE = 16, 250, 2.0, 3
-# Throughput that has fallen to this share is warned of, if this share of the longer time is
-# waiting. Chosen.
+# Throughput that has fallen to this share is warned of, if waiting is this share of the additional
+# time.
 _FALLEN, _MOSTLY = 0.5, 0.5
-_SECOND = 1e9
 
 _logger = logging.getLogger("cellfeed")
 
@@ -259,11 +265,11 @@ class StatisticsHistory:
     def __init__(self, counters: Sequence[Counters]) -> None:
         self.counters, self.every = counters, 1
         self._n_minibatches = 0  # since the last entry
-        self._times = np.zeros(_SIZE)
-        self._counted = np.zeros((_SIZE, len(Counter)), np.int64)
-        self._n = 1  # entries so far; the first one is the start
-        self._compared, self._since = 1, 0  # up to where, and since when, fetches were compared
-        self._times[0] = time.time()
+        # The first entry is the start.
+        self._times = deque([time.time()], _N_KEPT + 1)
+        self._counted = deque([np.zeros(len(Counter), np.int64)], _N_KEPT + 1)
+        # Fetches since the last comparison, and those that may be compared.
+        self._n_latest = self._n_comparable = 0
 
     def __call__(self) -> None:
         """Count a minibatch; called after each."""
@@ -271,85 +277,47 @@ class StatisticsHistory:
         if self._n_minibatches < self.every:
             return
         self._n_minibatches = 0
-        place = self._n % _SIZE
-        self._times[place], self._counted[place] = time.time(), _values_of(self.counters)
-        self._n += 1
-        if self._n - self._compared >= _FEWEST_COMPARED:
+        self._times.append(time.time())
+        self._counted.append(_values_of(self.counters))
+        self._n_latest += 1
+        self._n_comparable += 1
+        if self._n_latest >= _FEWEST_COMPARED:
             self._compare()
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return what was counted in each fetch; see `CellDataset.history`."""
-        places = self._places(max(0, self._n - _SIZE), self._n)
-        counted = np.diff(self._counted[places], axis=0)
-        found: dict[str, NDArray[Any]] = {"time": self._times[places[1:]]}
-        for counter, name in enumerate(each.name for each in fields(Statistics)):
+        counted = np.diff(np.array(self._counted), axis=0)
+        found: dict[str, NDArray[Any]] = {"time": np.array(self._times)[1:]}
+        for counter, name in enumerate(_NAMES):
             is_time = counter >= Counter.PLANNING
-            found[name] = counted[:, counter] / _SECOND if is_time else counted[:, counter]
+            found[name] = counted[:, counter] / 1e9 if is_time else counted[:, counter]
         return found
-
-    def _places(self, begin: int, end: int) -> NDArray[np.intp]:
-        return np.arange(begin, end) % _SIZE
 
     def _compare(self) -> None:
         """Compare the latest fetches with those before, once they are enough."""
-        begin, n = self._compared - 1, self._n - self._compared
-        taken = self._counted[(self._n - 1) % _SIZE] - self._counted[begin % _SIZE]
-        seconds = (taken[Counter.WAITING] + taken[Counter.TRAINING]) / _SECOND
+        n = self._n_latest
+        taken = self._counted[-1] - self._counted[-1 - n]
+        seconds = (taken[Counter.WAITING] + taken[Counter.TRAINING]) / 1e9
         if n < _MOST_COMPARED and seconds < _SECONDS_COMPARED:
             return
-        self._compared = self._n
-        first = max(self._since, self._n - _SIZE)
-        if begin - first < _TIMES_BEFORE * n:
+        self._n_latest = 0
+        fetches = np.diff(np.array(self._counted), axis=0)[-self._n_comparable :]
+        if fetches.shape[0] < (1 + _TIMES_BEFORE) * n:
             return
-        before, latest = (
-            np.diff(self._counted[self._places(*ends)], axis=0)
-            for ends in ((first, begin + 1), (begin, self._n))
-        )
-        fallen = _fallen(before, latest)
-        if fallen:
-            self._since = begin
-            _logger.warning("%s", fallen)
-
-
-def _fallen(before: NDArray[np.int64], latest: NDArray[np.int64]) -> str:
-    """Return that throughput has fallen by half because of loading; empty if it has not.
-
-    Parameters
-    ----------
-    before, latest
-        What was counted in each fetch before, and in each of the latest, shape
-        (n_fetches, n_counters).
-    """
-
-    def median(counted: NDArray[np.int64], *counters: Counter) -> float:
-        times = counted[:, counters].sum(axis=1) / np.maximum(1, counted[:, Counter.MINIBATCHES])
-        return float(np.median(times))
-
-    whole = (Counter.WAITING, Counter.TRAINING)
-    usual, now = median(before, *whole), median(latest, *whole)
-    longer = median(latest, Counter.WAITING) - median(before, Counter.WAITING)
-    if usual < _FALLEN * now and longer >= _MOSTLY * (now - usual):
-        last = latest[len(latest) // 2 :]  # it may have fallen within the first half
-        usually, lately = (Statistics.of(each.sum(axis=0)) for each in (before, last))
-        return _in_words(usually, lately, len(last))
-    return ""
-
-
-def _in_words(before: Statistics, latest: Statistics, n_fetches: int) -> str:
-    stages = [each.name for each in fields(Statistics)][Counter.PLANNING : Counter.WAITING]
-    own, usual = (
-        {name: 1e6 * getattr(each, name) / max(1, each.n_cells) for name in stages}
-        for each in (latest, before)
-    )
-    stage = max(stages, key=lambda name: own[name] - usual[name])
-    speeds = [each.n_cells / (each.waiting + each.training) for each in (latest, before)]
-    said = (
-        f"throughput has fallen by half: {speeds[0]:,.0f} cells/s in the last {n_fetches} fetches, "
-        f"{speeds[1]:,.0f} before; training waits {latest.waiting_share:.0%} of the time"
-    )
-    if own[stage] <= usual[stage]:
-        return f"{said}; no stage takes longer"
-    return (
-        f"{said}; what takes longer is {stage.replace('_', ' ')}: {own[stage]:,.1f} us per cell, "
-        f"{usual[stage]:,.1f} before"
-    )
+        n_minibatches = np.maximum(1, fetches[:, Counter.MINIBATCHES])
+        waiting, training = fetches[:, [Counter.WAITING, Counter.TRAINING]].T / n_minibatches / 1e9
+        times = np.array([waiting, waiting + training])
+        usual_waiting, usual = np.median(times[:, :-n], axis=1).tolist()
+        latest_waiting, latest = np.median(times[:, -n:], axis=1).tolist()
+        longer = latest_waiting - usual_waiting
+        if usual < _FALLEN * latest and longer >= _MOSTLY * (latest - usual):
+            self._n_comparable = n
+            n_cells = fetches[:, Counter.CELLS].sum() / n_minibatches.sum()
+            _logger.warning(
+                "throughput has fallen by half: %s cells/s in the last %d fetches, %s before; "
+                "training waits %.0f%% of the time; `dataset.history()` has the time of each stage",
+                f"{n_cells / latest:,.0f}",
+                n,
+                f"{n_cells / usual:,.0f}",
+                100 * latest_waiting / latest,
+            )

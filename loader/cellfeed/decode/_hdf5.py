@@ -3,10 +3,10 @@
 import ctypes
 import math
 import uuid
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import h5py
 import numpy as np
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from cellfeed.bytes import ByteStore
 from cellfeed.bytes._tables import CachedTables, Tables, are_many, pack, unpack
-from cellfeed.decode import _kernels as kernels
 from cellfeed.decode._array import (
     CHUNK_ELEMENTS,
     ChunkedArray,
@@ -31,12 +30,8 @@ from cellfeed.decode._decoder import SlowRead, byte_order
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._codecs import BLOSC, HDF5_CODECS, STORED, can_decode, hdf5_filter
 
-# Locations of the chunks of an HDF5 array, from the HDF5 library with a compiled callback.
-#
-# h5py calls a Python function for each chunk, which takes 1.3 us; the library itself takes
-# 0.2 us. Its function is taken from h5py's own library, so that it is the same HDF5.
-
-_DEFAULT_TRANSFER = 0  # H5P_DEFAULT
+# Columns of the list of an array's chunks.
+_ADDRESS, _SIZE, _MASK, _N_COLUMNS = range(4)
 
 
 def list_chunks(
@@ -58,67 +53,24 @@ def list_chunks(
     Raises
     ------
     ValueError
-        A chunk is outside of the grid or of the file.
+        A chunk is outside of the array or of the file.
     """
-    table = np.full((math.prod(grid), fields.N_LISTED_COLUMNS), -1, np.int64)
-    state = np.zeros(fields.N_STATE, np.int64)
-    state[fields.LISTED], state[fields.N_DIMENSIONS] = table.ctypes.data, len(grid)
-    state[fields.GRID : fields.GRID + 2 * len(grid)] = np.stack([chunk_shape, grid], axis=1).ravel()
-    iterate = _iterate()
-    if iterate is None or iterate(dataset, state) < 0:
-        _iterate_in_python(dataset, state, table)  # which has HDF5's words for what is wrong
-    if state[fields.ODD]:
-        raise ValueError("it has a chunk outside of the array or of the file")
-    return table
-
-
-@cache
-def _exported(name: str, *arguments: Any) -> Any:
-    """Return a function of HDF5 by the types of its arguments; None if h5py does not export it."""
+    found, outside = array("q"), "it has a chunk outside of the array or of the file"
     try:
-        function = getattr(ctypes.CDLL(h5py.h5d.__file__), name)
-    except (AttributeError, OSError):
-        return None
-    function.argtypes, function.restype = arguments, ctypes.c_int
-    return function
-
-
-@cache
-def _iterate() -> Any:
-    """Return HDF5's function with the compiled callback; None if h5py does not export it."""
-    iterate = _exported(
-        "H5Dchunk_iter", ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p
-    )
-    if iterate is None:
-        return None
-
-    def run(dataset: h5py.Dataset, state: NDArray[np.int64]) -> int:
-        try:
-            with phil:
-                ended: int = iterate(
-                    dataset.id.id, _DEFAULT_TRANSFER, kernels.note_chunk.address, state.ctypes.data
-                )
-        except SystemError as error:  # which ctypes makes of what a file in Python raises
-            raise error.__cause__ or error from None
-        return ended
-
-    return run
-
-
-def _iterate_in_python(
-    dataset: h5py.Dataset, state: NDArray[np.int64], table: NDArray[np.int64]
-) -> None:
-    shapes = state[fields.GRID :].reshape(-1, 2)[: state[fields.N_DIMENSIONS]].tolist()
-
-    def note(chunk: Any) -> None:
-        number = 0
-        for first, (length, n) in zip(chunk.chunk_offset, shapes, strict=True):
-            if first // length >= n:
-                raise ValueError(f"it has a chunk outside of the array, at {chunk.chunk_offset}")
-            number = number * n + first // length
-        table[number] = chunk.byte_offset, chunk.size, chunk.filter_mask
-
-    dataset.id.chunk_iter(note)
+        dataset.id.chunk_iter(
+            lambda chunk: found.extend(
+                (*chunk.chunk_offset, chunk.byte_offset, chunk.size, chunk.filter_mask)
+            )
+        )
+    except OverflowError:
+        raise ValueError(outside) from None
+    listed = np.array(found, np.int64).reshape(-1, len(grid) + _N_COLUMNS)
+    places = listed[:, : len(grid)] // chunk_shape
+    if listed.min(initial=0) < 0 or (places >= grid).any():
+        raise ValueError(outside)
+    table = np.full((math.prod(grid), _N_COLUMNS), -1, np.int64)
+    table[np.ravel_multi_index((*places.T,), grid)] = listed[:, len(grid) :]
+    return table
 
 
 _NO_CODECS = (h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32)
@@ -231,7 +183,7 @@ def hdf5_has_checksums(dataset: h5py.Dataset) -> bool:
     if not places or dataset.dtype.hasobject or not dataset.size:
         return False
     listed = list_chunks(dataset, dataset.chunks, chunk_grid(dataset.shape, dataset.chunks))
-    masks = listed[listed[:, fields.LISTED_ADDRESS] >= 0, fields.LISTED_MASK]
+    masks = listed[listed[:, _ADDRESS] >= 0, _MASK]
     return bool(np.any([masks >> k & 1 == 0 for k in places], axis=0).all())
 
 
@@ -320,10 +272,13 @@ def _has_raw_edges(dataset: h5py.Dataset) -> bool:
     if all(size % chunk == 0 for size, chunk in zip(dataset.shape, dataset.chunks, strict=True)):
         return False
     created = dataset.id.get_create_plist()
-    get_options = _exported("H5Pget_chunk_opts", ctypes.c_int64, ctypes.c_void_p)
-    if get_options is None or not created.get_nfilters():
+    if not created.get_nfilters():
         return False
-    options = ctypes.c_uint()
+    try:  # of the library that h5py uses
+        get_options = ctypes.CDLL(h5py.h5d.__file__).H5Pget_chunk_opts
+    except (AttributeError, OSError):
+        return False
+    get_options.argtypes, options = (ctypes.c_int64, ctypes.c_void_p), ctypes.c_uint()
     with phil:
         ended = get_options(created.id, ctypes.byref(options))
     return ended >= 0 and bool(options.value & _RAW_EDGES)
@@ -368,16 +323,16 @@ def _table(dataset: h5py.Dataset, filters: _Filters) -> Tables:
     grid = chunk_grid(dataset.shape, chunk_shape)
     chunk_bytes = math.prod(chunk_shape) * dataset.dtype.itemsize
     listed = list_chunks(dataset, chunk_shape, grid)
-    offsets = listed[:, fields.LISTED_ADDRESS].copy()
+    offsets = listed[:, _ADDRESS].copy()
     if dataset.file.userblock_size and not _counts_user_block():
         offsets[offsets >= 0] += dataset.file.userblock_size
     # What cannot be compressed grows, but not to twice its size.
     dtype = np.uint32 if 2 * chunk_bytes < 1 << 32 else np.int64
     largest = np.iinfo(dtype).max
-    if listed[:, fields.LISTED_SIZE].max() > largest:
+    if listed[:, _SIZE].max() > largest:
         raise ValueError(f"it has chunks of more than {largest} bytes")
-    sizes = np.where(offsets < 0, 0, listed[:, fields.LISTED_SIZE]).astype(dtype)
-    masks = np.where(offsets < 0, 0, listed[:, fields.LISTED_MASK])
+    sizes = np.where(offsets < 0, 0, listed[:, _SIZE]).astype(dtype)
+    masks = np.where(offsets < 0, 0, listed[:, _MASK])
     if (offsets < 0).any() and not _is_filled_with_zeros(dataset):
         raise ValueError(
             "it has fewer chunks than its index states"

@@ -17,7 +17,6 @@ import psutil
 from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
-from cellfeed._runs import expand
 from cellfeed.decode import (
     ChunkReads,
     Decoder,
@@ -85,7 +84,7 @@ class PartRows:
     @staticmethod
     def of(part: Part, layout: Layout, row_shape: tuple[int, ...], dtype: Any) -> "PartRows":
         """Return the rows of a part, in an element of a layout that is delivered as a dtype."""
-        chunks, rows = part.chunked(), expand(part.runs)
+        chunks, rows = part.chunked(), part.rows
         if chunks is None or chunks.layout != layout or not can_cast(chunks.dtype, dtype):
             chunks = None
         if layout == "dense":
@@ -117,7 +116,7 @@ class PartRows:
 
     def announced(self) -> list[ChunkReads]:
         """Return the chunks that the rows may need, for reading without placing."""
-        part, chunks, rows = self.part, self.chunks, expand(self.part.runs)
+        part, chunks, rows = self.part, self.chunks, self.part.rows
         if chunks is None:
             if not isinstance(part.stored, DirectCsr):
                 return []
@@ -192,11 +191,14 @@ class PartRows:
             if self.in_memory is None and isinstance(part.stored, DirectCsr):
                 return [], [LibraryRows(part, part.stored, target)], []
             return [], [], [partial(_place, part, self.in_memory, target)]
-        rows = expand(part.runs)
         if isinstance(chunks, DenseChunks):
-            return [chunks.reads(rows, target.destinations[0], target.dtype, part.columns)], [], []
+            return (
+                [chunks.reads(part.rows, target.destinations[0], target.dtype, part.columns)],
+                [],
+                [],
+            )
         if not isinstance(chunks, SparseChunks):
-            return [chunks.reads(rows, target.destinations[0], target.dtype)], [], []
+            return [chunks.reads(part.rows, target.destinations[0], target.dtype)], [], []
         assert extents is not None  # noqa: S101 - of sparse chunks
         if self.selected is None:
             steps = steps if self.take_steps else None
@@ -376,7 +378,8 @@ class ElementRead:
         lengths = np.empty(sum(of_part.size for _, of_part in of_parts), np.int64)
         take_steps = np.empty(lengths.size, np.bool_)
         for each, of_part in of_parts:
-            lengths[each.part.rows], take_steps[each.part.rows] = of_part, each.take_steps
+            where = each.part.positions
+            lengths[where], take_steps[where] = of_part, each.take_steps
         self._check_fit(float(lengths[self.order].sum(dtype=np.float64)))
         groups, target, copies = lay_out(
             self.layout,
@@ -389,7 +392,7 @@ class ElementRead:
         )
         reads, library, placed = list[ChunkReads](), list[LibraryRows](), list[Placement]()
         for each in rows:
-            own = each.requests(target[each.part.rows], self.steps)
+            own = each.requests(target[each.part.positions], self.steps)
             reads, library, placed = reads + own[0], library + own[1], placed + own[2]
         maps = [each.part.column_map for each in rows]
         lack_columns = not all(each is None or each.covers for each in maps)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._runs import Runs, count_rows, expand, merge_consecutive
 from cellfeed.bytes._buffers import array_at, destination
 from cellfeed.decode import ChunkReads, Counter, Decoder, can_cast
 from cellfeed.fetch._parts import Part
@@ -41,11 +40,11 @@ class LibraryRows:
     def announced(self) -> ChunkReads:
         """The byte ranges of the rows in storage."""
         with self.part.source.reading:
-            return self.stored.stored_rows(expand(self.part.runs))
+            return self.stored.stored_rows(self.part.rows)
 
     def jobs(self, bases: NDArray[np.int64]) -> "Iterator[_Job]":
         """Yield the decoding jobs, bound to memory whose groups begin at ``bases``."""
-        target, rows = self.target.bound(bases), expand(self.part.runs)
+        target, rows = self.target.bound(bases), self.part.rows
         if not rows.size:
             return
         if target.dtype in self.stored.decodes_to and self.part.columns is None:
@@ -205,29 +204,28 @@ def dense_as_csr(part: Part, decoder: Decoder) -> CsrRows:
     """
     stored = part.stored
     n_columns, dtype = stored.shape[1], stored.dtype
-    rows, row_bytes = expand(part.runs), n_columns * dtype.itemsize
+    row_bytes = n_columns * dtype.itemsize
     step = max(1, _BATCH_BYTES // max(1, row_bytes))
-    batches = [merge_consecutive(rows[k : k + step]) for k in range(0, rows.size, step)]
+    batches = [part.rows[k : k + step] for k in range(0, part.rows.size, step)]
     chunks = part.chunked()
 
-    def planned(runs: Runs) -> tuple[Runs, ChunkReads | None]:
+    def planned(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], ChunkReads | None]:
         if not isinstance(chunks, DenseChunks) or not can_cast(chunks.dtype, dtype):
-            return runs, None
-        own = expand(runs)
-        return runs, chunks.reads(own, np.arange(own.size) * row_bytes, dtype)
+            return rows, None
+        return rows, chunks.reads(rows, np.arange(rows.size) * row_bytes, dtype)
 
-    def read(batch: tuple[Runs, ChunkReads | None]) -> tuple[NDArray[Any], ...]:
-        runs, reads = batch
+    def read(batch: tuple[NDArray[np.int64], ChunkReads | None]) -> tuple[NDArray[Any], ...]:
+        rows, reads = batch
         if reads is None:
-            return _nonzero(replace(part, runs=runs).read_rows())
-        dense = np.empty((count_rows(runs), n_columns), dtype)
+            return _nonzero(replace(part, rows=rows).read_rows())
+        dense = np.empty((rows.size, n_columns), dtype)
         reads.run(np.array([dense.ctypes.data], np.int64), decoder.alone())
         return _nonzero(dense)
 
     found = list[tuple[NDArray[Any], ...]]()
     for first in range(0, len(batches), decoder.num_threads):
         # A source reads in one thread at a time; the chunks it describes are decoded by many.
-        some = [planned(runs) for runs in batches[first : first + decoder.num_threads]]
+        some = [planned(rows) for rows in batches[first : first + decoder.num_threads]]
         in_threads = all(reads is not None for _, reads in some)
         found += decoder.map(read, some) if in_threads else map(read, some)
     lengths, columns, values = (np.concatenate(each) for each in zip(*found, strict=True))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._errors import FormatError
-from cellfeed._runs import Runs, count_rows, expand, merge_consecutive
+from cellfeed._runs import Runs, merge_consecutive
 from cellfeed.decode import Counters, ValueSteps
 from cellfeed.fetch._row_transform import Step
 from cellfeed.rows import Chunks, ColumnMap, CsrRows, Layout, RaggedRows, RowTarget
@@ -26,9 +26,9 @@ class Part:
     ----------
     source, stored
         The source, and its element.
-    runs
-        Ascending runs of its rows.
     rows
+        Its rows, ascending, int64, shape (n,).
+    positions
         Positions of these rows among the distinct rows of the fetch: a range, or numbers.
     column_map
         New index of each column; None if its columns are those of the collection.
@@ -36,8 +36,8 @@ class Part:
 
     source: Source
     stored: StoredElement
-    runs: Runs
-    rows: slice | NDArray[np.intp]
+    rows: NDArray[np.int64]
+    positions: slice | NDArray[np.intp]
     column_map: ColumnMap | None
 
     def as_stored(self, first: int) -> "Part":
@@ -45,9 +45,14 @@ class Part:
         row_order = self.stored.row_order
         if row_order is None:
             return self
-        stored_rows = row_order[expand(self.runs)]
+        stored_rows = row_order[self.rows]
         order = np.argsort(stored_rows)
-        return replace(self, runs=merge_consecutive(stored_rows[order]), rows=first + order)
+        return replace(self, rows=stored_rows[order], positions=first + order)
+
+    @property
+    def runs(self) -> Runs:
+        """Runs of its rows, for sources that read these themselves."""
+        return merge_consecutive(self.rows)
 
     @property
     def columns(self) -> NDArray[np.int32] | None:
@@ -62,7 +67,7 @@ class Part:
     @property
     def expected_bytes(self) -> int:
         """Number of bytes that the source requests if these rows are prefetched."""
-        return round(self.stored.expected_row_bytes * count_rows(self.runs))
+        return round(self.stored.expected_row_bytes * self.rows.size)
 
     @property
     def _planning(self) -> AbstractContextManager[object]:
@@ -87,7 +92,7 @@ class Part:
         if lengths is None:
             return None
         lengths = np.asarray(lengths)
-        if lengths.shape != (count_rows(self.runs),) or lengths.dtype.kind not in "iu":
+        if lengths.shape != (self.rows.size,) or lengths.dtype.kind not in "iu":
             raise self.wrong(f"lengths of shape {lengths.shape} and dtype {lengths.dtype}")
         if lengths.size and lengths.min() < 0:
             raise self.wrong(f"a row of length {lengths.min()}")
@@ -105,7 +110,7 @@ class Part:
             rows, layout = self.stored.read_rows(self.runs), self.stored.layout
         if not isinstance(rows, _TYPES[layout]):
             raise self.wrong(f"{type(rows).__name__} for an element of layout {layout!r}")
-        expected = (count_rows(self.runs), *self.stored.shape[1:])
+        expected = (self.rows.size, *self.stored.shape[1:])
         if self.stored.stored_columns is not None:
             expected = (expected[0], self.stored.stored_columns.size)
         if rows.shape != expected:

@@ -4,14 +4,13 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._runs import Runs, merge_consecutive
 from cellfeed.bytes._buffers import Buffer, bind
 from cellfeed.decode import ChunkReads, Counter, Counters, Decoder, Verify, divide_reads, kernels
 from cellfeed.fetch._element_read import ElementRead, PartRows, RowLayout, Selections
@@ -24,6 +23,52 @@ from cellfeed.rows import Cells, CsrRows, Dtypes, Element, Group, ObsColumn, dty
 from cellfeed.sampling import Fetch, Share
 
 
+class Requests:
+    """What a fetch requests before it is read: one object, which owns the requests.
+
+    Parameters
+    ----------
+    reads
+        Chunks that the fetch may need.
+    parts
+        Rows that sources read themselves.
+
+    Attributes
+    ----------
+    expected_bytes
+        Number of compressed bytes to request from byte stores and sources; an upper bound for files
+        of one chunk.
+    """
+
+    def __init__(self, reads: Sequence[ChunkReads] = (), parts: Sequence[Part] = ()) -> None:
+        self._local = [each for each in reads if not each.are_requested]
+        # Of all elements at once, so that neighbours in a file are requested together.
+        self._stored = ChunkReads.concatenate(
+            [each.without_placing() for each in reads if each.are_requested]
+        )
+        self._parts = [part for part in parts if part.expected_bytes]
+        expected = sum(part.expected_bytes for part in self._parts)
+        self.expected_bytes = self._stored.requested_bytes + expected
+        self._pending = list[object]()
+
+    def begin(self) -> None:
+        """Announce the reads to the system, and start the requests, without waiting."""
+        if self._local:
+            ChunkReads.advise(self._local)
+        if self._stored.n_chunks:
+            self._pending += self._stored.readahead()
+        self._pending += [part.stored.expect(part.runs) for part in self._parts]
+
+    def cancel(self) -> None:
+        """Cancel requests that have not been read."""
+        self._pending.clear()
+
+    def drop_pages(self) -> None:
+        """Drop the pages of chunks in local files from the page cache."""
+        for reads in self._local:
+            reads.drop_pages()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRead:
     """The reads of a fetch, before memory is allocated for it.
@@ -34,87 +79,37 @@ class PlannedRead:
         The read of each element.
     rows, obs, bounds
         Rows in the order of delivery, their obs columns, and the bounds of groups.
+    requests
+        What is requested before it is read.
     obs_names
         Names of the rows, if they are delivered.
-    local
-        Chunks of local files, once it is `advised`.
-    requested, parts
-        Chunks to request from byte stores and rows to request from sources before they are read,
-        once it is `advised`.
-    expected_bytes
-        Number of compressed bytes of these; an upper bound for files of one chunk.
-    pending
-        Objects that keep the requests alive.
     """
 
     elements: Mapping[str, ElementRead]
     rows: NDArray[np.int64]
     obs: Mapping[str, NDArray[Any]]
     bounds: NDArray[np.int64]
+    requests: Requests
     obs_names: Future[NDArray[np.object_]] | None = None
-    local: Sequence[ChunkReads] = ()
-    requested: ChunkReads = field(default_factory=ChunkReads.none)
-    parts: Sequence[Part] = ()
-    expected_bytes: int = 0
-    pending: list[object] = field(default_factory=list)
 
     @property
     def chunks(self) -> ChunkReads:
         """Chunks of all elements, for reading and decompressing without placing."""
-        return ChunkReads.concatenate(self._reads)
+        return ChunkReads.concatenate(_chunks_of(self.elements))
 
     @property
     def is_decoded_here(self) -> bool:
         """Whether these chunks are all that is read."""
         return all(each.is_decoded_here for each in self.elements.values())
 
-    def advised(self) -> "PlannedRead":
-        """Announce the reads to the system; return the same read with its requests."""
-        reads = self._reads
-        local = [each for each in reads if not each.are_requested]
-        if local:
-            ChunkReads.advise(local)
-        # Of all elements at once, so that neighbours in a file are requested together.
-        requested = ChunkReads.concatenate(
-            [each.without_placing() for each in reads if each.are_requested]
-        )
-        parts = [part for each in self.elements.values() for part in each.library_parts]
-        return replace(
-            self,
-            local=local,
-            requested=requested,
-            parts=[part for part in parts if part.expected_bytes],
-            expected_bytes=requested.requested_bytes + sum(part.expected_bytes for part in parts),
-        )
-
-    def begun(self) -> "PlannedRead":
-        """Start the requests, without waiting; return this, which keeps them alive."""
-        if self.requested.n_chunks:
-            self.pending.extend(self.requested.readahead())
-        self.pending.extend(part.stored.expect(part.runs) for part in self.parts)
+    def readahead(self) -> "PlannedRead":
+        """Begin the requests; return this, which keeps them alive."""
+        self.requests.begin()
         return self
 
-    def readahead(self) -> "PlannedRead":
-        """Announce the reads to the system, and start the requests to stores and sources.
 
-        Returns
-        -------
-        The same read, which keeps the requests alive; read it in place of this one.
-        """
-        return self.advised().begun()
-
-    def cancel(self) -> None:
-        """Cancel requests that have not been read."""
-        self.pending.clear()
-
-    def drop_pages(self) -> None:
-        """Drop the pages of its chunks from the page cache."""
-        for reads in self.local:
-            reads.drop_pages()
-
-    @property
-    def _reads(self) -> list[ChunkReads]:
-        return [reads for each in self.elements.values() for reads in each.chunks]
+def _chunks_of(elements: Mapping[str, ElementRead]) -> list[ChunkReads]:
+    return [reads for each in elements.values() for reads in each.chunks]
 
 
 class Readable(Protocol):
@@ -134,7 +129,7 @@ class Readable(Protocol):
 
     def obs_names(self, rows: NDArray[np.int64]) -> NDArray[np.object_]: ...
 
-    def parts(self, runs: Runs) -> Mapping[str, Sequence[Part]]: ...
+    def parts(self, rows: NDArray[np.int64]) -> Mapping[str, Sequence[Part]]: ...
 
 
 class Reader:
@@ -270,7 +265,7 @@ class Reader:
         bounds = np.asarray(groups)
         if not bounds.ndim:
             bounds = np.append(np.arange(0, max(1, order.size), int(bounds)), order.size)
-        parts = self._collection.parts(merge_consecutive(rows))
+        parts = self._collection.parts(rows)
         reads, known = dict[str, ElementRead](), Selections()
         for name, element in self._collection.elements.items():
             layout, row_shape, dtype = element.layout, element.row_shape, self._dtypes[name]
@@ -291,6 +286,9 @@ class Reader:
             rows=delivered,
             obs={name: each.values[delivered] for name, each in self._collection.obs.items()},
             bounds=bounds,
+            requests=Requests(
+                _chunks_of(reads), [part for each in reads.values() for part in each.library_parts]
+            ),
         )
 
     def with_layouts(self, planned: PlannedRead) -> PlannedRead:
@@ -312,7 +310,7 @@ class Reader:
                     for name, each in planned.elements.items()
                 }
         except BaseException:
-            planned.cancel()
+            planned.requests.cancel()
             raise
         return replace(planned, elements=elements)
 
@@ -335,9 +333,9 @@ class Reader:
         try:
             return self._read(planned, first_alone=first_alone)
         finally:
-            planned.cancel()
+            planned.requests.cancel()
             if self._collection.uncached and self._remaining is None:
-                planned.drop_pages()
+                planned.requests.drop_pages()
 
     def _read(self, planned: PlannedRead, *, first_alone: bool) -> Iterator[Cells]:
         if self._remaining is not None:  # which is due before this
@@ -417,7 +415,7 @@ class Reader:
         def remaining() -> Iterator[Cells]:
             others_ascend = other_reads.run(bases, self._decoder).ascending
             if self._collection.uncached:
-                planned.drop_pages()
+                planned.requests.drop_pages()
             return finished(slice(1, None), ascending=first_ascend and others_ascend)
 
         first = finished(slice(0, 1), ascending=first_ascend)
@@ -627,24 +625,23 @@ def fetches_of(
             else:
                 fetch = share.fetch(number)
                 read = reader.plan(fetch.rows, *fetch.in_groups(share.plan.minibatch_size))
-            read = read.advised()
         undelivered.append(fetch)
         counters.add(Counter.FETCHES, 1)
-        return budget.begin(read.expected_bytes, read.begun)
+        return budget.begin(read.requests.expected_bytes, read.readahead)
 
     def laid_out(begun: Future[PlannedRead]) -> PlannedRead:
         read = begun.result()
         try:
             return reader.with_layouts(read)
         except BaseException:
-            budget.release(read.expected_bytes)
+            budget.release(read.requests.expected_bytes)
             raise
 
     def read(laid_out: PlannedRead) -> Iterator[Cells]:
         try:
             return reader.read_planned(laid_out, first_alone=next(is_waited_for, False))
         finally:
-            budget.release(laid_out.expected_bytes)
+            budget.release(laid_out.requests.expected_bytes)
 
     if prefetch == 1:  # without a thread of their own for plans
         stages = [Stage(lambda number: laid_out(begun(number)), 1), Stage(read, 1)]

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, overload
@@ -31,15 +31,14 @@ from cellfeed.collection import (
     sizes_of_parts,
 )
 from cellfeed.extending import FormatError, ParameterError, PathError, pd, require_seed
-from cellfeed.sampling import derive_key, factorized, named_values, random_words
+from cellfeed.sampling import derive_key, named_values, random_words
 
 __all__ = ["PerturbationSplit", "perturbation_datasets", "perturbation_split"]
 
 Part = Literal["train", "val", "test"]
 _PARTS: tuple[str, ...] = get_args(Part)
-_TRAIN, _VAL, _TEST, _CONTROL, _UNUSED = range(5)
-_NAMES = np.array([*_PARTS, "control", "unused"], object)
 _HELD_OUT = _PARTS[1:]
+_CONTROL, _UNUSED = "control", "unused"
 
 _SECTIONS = ("datasets", "training", "zeroshot", "fewshot", "perturbations")
 _MOST_NAMED = 10
@@ -69,8 +68,8 @@ class _Stated:
     """
 
     origin: str
-    datasets: Mapping[str, str]
-    training: Sequence[str] | None
+    datasets: Mapping[str, Any]
+    training: Mapping[str, str] | None
     zeroshot: Mapping[Any, str]
     fewshot: Mapping[Any, Mapping[str, Any]]
     perturbations: Mapping[str, Sequence[Any]]
@@ -78,117 +77,91 @@ class _Stated:
     def refused(self, section: str, what: str) -> ParameterError:
         return ParameterError(f"{self.origin}: {section}: {what}")
 
-    def used_datasets(self) -> set[str]:
-        """Return the names in ``training``, ``zeroshot`` and ``fewshot``."""
-        of_keys = (str(key).partition(".")[0] for key in (*self.zeroshot, *self.fewshot))
-        return {*(self.training or ()), *of_keys}
+    def check(self) -> None:
+        """Check each section, and that no context is in two of them."""
+        for section, table in (("[datasets]", self.datasets), ("[zeroshot]", self.zeroshot)):
+            for key, value in table.items():
+                if isinstance(value, Mapping):
+                    msg = f'put "{key}.{next(iter(value), "...")}" in quotes, since it is one key'
+                    raise self.refused(section, msg)
+                if not isinstance(value, str | os.PathLike):
+                    raise self.refused(section, f"{key!r} = {value!r} must be text")
+        for name in self.datasets:
+            if "." in name:
+                msg = f"the name {name!r} has a dot, which ends a dataset's name in keys; rename it"
+                raise self.refused("[datasets]", msg)
+        for name, value in (self.training or {}).items():
+            if value != "train":
+                msg = f"{name} = {value!r} must be 'train'; leave the dataset out if it is not"
+                raise self.refused("[training]", msg)
+        self._check_contexts()
+        self._check_lists("[perturbations]", self.perturbations, may_be_shares=False)
+
+    def _check_contexts(self) -> None:
+        for key, part in self.zeroshot.items():
+            if part not in _PARTS:
+                raise self.refused("[zeroshot]", f"{key!r} = {part!r} must be 'val' or 'test'")
+            if key in self.fewshot:
+                msg = f"{key!r} is also in [zeroshot], which holds out all its perturbations; keep "
+                raise self.refused("[fewshot]", msg + "one of the two")
+        for key, lists in self.fewshot.items():
+            self._check_lists(f'[fewshot."{key}"]', lists, may_be_shares=True)
+
+    def _check_lists(self, section: str, lists: Any, *, may_be_shares: bool) -> None:
+        """Check the perturbations of "val" and "test": two lists of names, or two shares."""
+        if not isinstance(lists, Mapping):
+            raise self.refused(section, f"must have `val` and `test`, but is {lists!r}")
+        for name in lists:
+            if name not in _HELD_OUT:
+                msg = f"has {name!r}, but only `val` and `test`; other perturbations are trained on"
+                if isinstance(lists[name], Mapping):
+                    msg = f'put the name in quotes, as in [fewshot."DATASET.{name}"], since it is '
+                    msg += "one key"
+                raise self.refused(section, msg)
+        are_numbers = [
+            isinstance(each, float | int) and not isinstance(each, bool) for each in lists.values()
+        ]
+        if may_be_shares and lists and all(are_numbers):
+            if not (min(lists.values()) > 0 and sum(lists.values()) <= 1):
+                msg = f"the shares {[*lists.values()]} must be above 0, and sum to 1 at most"
+                raise self.refused(section, msg)
+            return
+        for part, names in lists.items():
+            is_list = isinstance(names, Sequence) and not isinstance(names, str)
+            if not is_list or not all(
+                isinstance(each, str | int | float | np.generic) for each in names
+            ):
+                raise self.refused(section, f"{part} = {names!r} must be a list of perturbations")
+        twice = [each for each in lists.get("val", ()) if each in set(lists.get("test", ()))]
+        if twice:
+            msg = f"{_listed(twice)} is in `val` and in `test`, but a condition belongs to one part"
+            raise self.refused(section, f"{msg}; remove it from one of them")
 
 
 def _read(given: str | os.PathLike[str] | Mapping[str, Any]) -> _Stated:
     """Read and check the sections of a TOML file, or of a mapping like it."""
     if isinstance(given, Mapping):
-        return _checked("held_out", given)
-    if not isinstance(given, str | os.PathLike):
+        origin, content = "held_out", given
+    elif isinstance(given, str | os.PathLike):
+        path = Path(given).expanduser()
+        try:
+            origin, content = str(path), tomllib.loads(path.read_text("utf-8"))
+        except OSError as error:
+            raise PathError(f"{path}: {error.strerror or error}; give a TOML file") from None
+        except ValueError as error:
+            raise FormatError(f"{path}: is not TOML: {error}; correct it there") from None
+    else:
         msg = f"`held_out` must be the path of a TOML file, or a dict, but got {given!r}"  # type: ignore[unreachable]
         raise ParameterError(msg)
-    path = Path(given).expanduser()
-    try:
-        with path.open("rb") as file:
-            return _checked(str(path), tomllib.load(file))
-    except OSError as error:
-        raise PathError(f"{path}: {error.strerror or error}; give a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: is not TOML: {error}; correct it there") from None
-
-
-def _checked(origin: str, given: Mapping[str, Any]) -> _Stated:
-    tables = {name: value for name, value in given.items() if isinstance(value, Mapping)}
-    for name in _SECTIONS:
-        if name in given and name not in tables:
-            msg = f"{origin}: {name!r} must be a table, but is {given[name]!r}"
-            raise ParameterError(msg)
-    unknown = [name for name in tables if name not in _SECTIONS]
-    if unknown:
-        raise ParameterError(f"{origin}: {_unknown('section', unknown[:1], _SECTIONS)}")
-    sections = [tables.get(name, {}) for name in _SECTIONS]
-    datasets, training, zeroshot, fewshot, perturbations = sections
-    stated = _Stated(
-        origin,
-        {name: os.fspath(where) for name, where in _texts(origin, "[datasets]", datasets)},
-        [*training] if "training" in tables else None,
-        dict(_texts(origin, "[zeroshot]", zeroshot)),
-        fewshot,
-        perturbations,
-    )
-    for name, value in training.items():
-        if value != "train":
-            msg = f"{name} = {value!r} must be 'train'; leave the dataset out if it is not"
-            raise stated.refused("[training]", msg)
-    _check_keys(stated)
-    _check_lists(stated, "[perturbations]", perturbations, may_be_shares=False)
+    for name, table in content.items():
+        if name in _SECTIONS and not isinstance(table, Mapping):
+            raise ParameterError(f"{origin}: {name!r} must be a table, but is {table!r}")
+        if name not in _SECTIONS and isinstance(table, Mapping):
+            raise ParameterError(f"{origin}: {_unknown('section', [name], _SECTIONS)}")
+    sections = {name: content.get(name, {}) for name in _SECTIONS}
+    stated = _Stated(origin, **sections | {"training": content.get("training")})
+    stated.check()
     return stated
-
-
-def _check_keys(stated: _Stated) -> None:
-    """Check the names of datasets, and what is said of each context."""
-    dotted = next((name for name in stated.datasets if "." in name), None)
-    if dotted is not None:
-        msg = f"the name {dotted!r} has a dot, which ends a dataset's name in keys; rename it"
-        raise stated.refused("[datasets]", msg)
-    for key, part in stated.zeroshot.items():
-        if part not in _PARTS:
-            raise stated.refused("[zeroshot]", f"{key!r} = {part!r} must be 'val' or 'test'")
-        if key in stated.fewshot:
-            msg = (
-                f"{key!r} is also in [zeroshot], which holds out all its perturbations; keep one "
-                "of the two"
-            )
-            raise stated.refused("[fewshot]", msg)
-    for key, lists in stated.fewshot.items():
-        _check_lists(stated, f'[fewshot."{key}"]', lists, may_be_shares=True)
-
-
-def _texts(origin: str, section: str, table: Mapping[Any, Any]) -> Iterator[tuple[Any, str]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            msg = f'put "{key}.{next(iter(value), "...")}" in quotes, since it is one key'
-            raise ParameterError(f"{origin}: {section}: {msg}")
-        if not isinstance(value, str | os.PathLike):
-            raise ParameterError(f"{origin}: {section}: {key!r} = {value!r} must be text")
-        yield key, os.fspath(value)
-
-
-def _check_lists(stated: _Stated, section: str, lists: Any, *, may_be_shares: bool) -> None:
-    """Check the perturbations of "val" and "test": two lists of names, or two shares."""
-    if not isinstance(lists, Mapping):
-        raise stated.refused(section, f"must have `val` and `test`, but is {lists!r}")
-    unknown = [name for name in lists if name not in _HELD_OUT]
-    if unknown and isinstance(lists[unknown[0]], Mapping):
-        msg = f'put the name in quotes, as in [fewshot."DATASET.{unknown[0]}"], since it is one key'
-        raise stated.refused(section, msg)
-    if unknown:
-        msg = f"has {unknown[0]!r}, but only `val` and `test`; other perturbations are trained on"
-        raise stated.refused(section, msg)
-    shares = [each for each in lists.values() if isinstance(each, float | int)]
-    shares = [each for each in shares if not isinstance(each, bool)]
-    if may_be_shares and shares and len(shares) == len(lists):
-        if not (min(shares) > 0 and sum(shares) <= 1):
-            msg = f"the shares {shares} must be above 0, and sum to 1 at most"
-            raise stated.refused(section, msg)
-        return
-    for part, names in lists.items():
-        is_list = isinstance(names, Sequence) and not isinstance(names, str)
-        if not is_list or not all(
-            isinstance(each, str | int | float | np.generic) for each in names
-        ):
-            raise stated.refused(section, f"{part} = {names!r} must be a list of perturbations")
-    twice = [each for each in lists.get("val", ()) if each in set(lists.get("test", ()))]
-    if twice:
-        msg = (
-            f"{_listed(twice)} is in `val` and in `test`, but a condition belongs to one part; "
-            "remove it from one of them"
-        )
-        raise stated.refused(section, msg)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -221,12 +194,31 @@ def _files_of(where: str) -> list[Location]:
         return [file for each in options for file in _files_of(each)]
     folder = Location.of(where).path
     single = [] if folder is None else sorted(folder.expanduser().glob("*.h5"))
+    files = [Location.of(path) for path in single]
     try:
-        return [Location.of(path) for path in single] + [each.location for each in located([where])]
+        return files + [each.location for each in located([where])]
     except PathError:
-        if not single:
+        if not files:
             raise
-    return [Location.of(path) for path in single]
+    return files
+
+
+def _files_of_datasets(stated: _Stated) -> dict[str, list[Location]]:
+    """Return the files of each dataset that is used."""
+    contexts = [str(key).partition(".")[0] for key in (*stated.zeroshot, *stated.fewshot)]
+    used = {*(stated.training or ()), *contexts}
+    missing = sorted(used - {*stated.datasets})
+    if missing:
+        raise stated.refused("[datasets]", _unknown("dataset", missing, stated.datasets))
+    files = dict[str, list[Location]]()
+    for name, where in stated.datasets.items():
+        if name in used:
+            try:
+                files[name] = _files_of(os.fspath(where))
+            except PathError as error:
+                msg = f"{stated.origin}: [datasets]: {name}: {error}"
+                raise PathError(msg) from None
+    return files
 
 
 def perturbation_datasets(toml: str | os.PathLike[str]) -> list[str]:
@@ -250,25 +242,7 @@ def perturbation_datasets(toml: str | os.PathLike[str]) -> list[str]:
     ParameterError
         A dataset is used, but not in ``[datasets]``.
     """
-    stated = _read(toml)
-    return [str(file) for files in _files_of_datasets(stated).values() for file in files]
-
-
-def _files_of_datasets(stated: _Stated) -> dict[str, list[Location]]:
-    """Return the files of each dataset that is used."""
-    used = stated.used_datasets()
-    missing = sorted(used - {*stated.datasets})
-    if missing:
-        msg = _unknown("dataset", missing, stated.datasets)
-        raise ParameterError(f"{stated.origin}: [datasets]: {msg}")
-    found = dict[str, list[Location]]()
-    for name in (each for each in stated.datasets if each in used):
-        try:
-            found[name] = _files_of(stated.datasets[name])
-        except PathError as error:
-            msg = f"{stated.origin}: [datasets]: {name}: {error}"
-            raise PathError(msg) from None
-    return found
+    return [str(file) for files in _files_of_datasets(_read(toml)).values() for file in files]
 
 
 def _datasets_by_file(collection: Any, stated: _Stated) -> Labels:
@@ -279,31 +253,32 @@ def _datasets_by_file(collection: Any, stated: _Stated) -> Labels:
             "the dataset of each row as `dataset`"
         )
         raise ParameterError(msg)
-    files = _files_of_datasets(stated)
-    names = [*files]
-    owners = dict[Any, int]()
-    for code, name in enumerate(names):
-        for file in files[name]:
-            owner = owners.setdefault(_resolved(file), code)
-            if owner != code:
-                msg = f"{file} is in {names[owner]!r} and in {name!r}; a file belongs to one"
+    datasets = _files_of_datasets(stated)
+    owners = dict[Any, str]()
+    for name, files in datasets.items():
+        for file in files:
+            owner = owners.setdefault(_resolved(file), name)
+            if owner != name:
+                msg = f"{file} is in {owner!r} and in {name!r}; a file belongs to one"
                 raise stated.refused("[datasets]", msg)
-    of_files = [owners.get(_resolved(each), -1) for each in collection.locations]
-    if -1 in of_files:
-        file = collection.locations[of_files.index(-1)]
-        msg = (
-            f"{file} is in none of the datasets that are used; open "
-            "`perturbation_datasets(...)`, or give the dataset of each row as `dataset`"
-        )
-        raise stated.refused("[datasets]", msg)
-    absent = sorted({*range(len(names))} - {*of_files})
+    names = [*datasets]
+    codes = list[int]()
+    for file in collection.locations:
+        if _resolved(file) not in owners:
+            msg = (
+                f"{file} is in none of the datasets that are used; open "
+                "`perturbation_datasets(...)`, or give the dataset of each row as `dataset`"
+            )
+            raise stated.refused("[datasets]", msg)
+        codes.append(names.index(owners[_resolved(file)]))
+    absent = sorted({*range(len(names))} - {*codes})
     if absent:
         msg = f"no file of {names[absent[0]]!r} is in the collection; open it, too"
         raise stated.refused("[datasets]", msg)
     n_cells = collection.cells_per_location
-    codes = np.repeat(np.array(of_files, np.min_scalar_type(len(names))), n_cells)
-    counts = np.bincount(of_files, weights=n_cells, minlength=len(names)).astype(np.int64)
-    return Labels("dataset", codes, tuple(names), counts)
+    counts = np.bincount(codes, n_cells, len(names)).astype(np.int64)
+    of_rows = np.repeat(np.array(codes, np.min_scalar_type(len(names))), n_cells)
+    return Labels("dataset", of_rows, tuple(names), counts)
 
 
 def _resolved(location: Location) -> Any:
@@ -313,62 +288,34 @@ def _resolved(location: Location) -> Any:
 # Which part each condition belongs to.
 
 
-class _Conditions:
-    """The pairs of context and treatment that occur, sorted by context and treatment.
-
-    A context is a cell type of a dataset.
+def _conditions_of(levels: Mapping[str, Labels]) -> tuple[pd.DataFrame, NDArray[np.integer]]:
+    """Return a table of the conditions that occur, and the condition of each row.
 
     Parameters
     ----------
-    datasets, cell_types, treatments
-        Labels of all rows; no datasets if there is only one, without a name.
+    levels
+        Labels of all rows: datasets (if there are any), cell types and treatments.
+
+    Returns
+    -------
+    The labels of each condition, the number of its context, how its treatment is written, and the
+    number of its cells, sorted by the codes of the labels; and the condition of each row.
     """
-
-    def __init__(
-        self, datasets: Labels | None, cell_types: Labels, treatments: Labels, controls: list[int]
-    ) -> None:
-        self.datasets, self.cell_types, self.treatments = datasets, cell_types, treatments
-        contexts, self.context_labels = _joined(datasets, cell_types)
-        n = len(treatments)
-        codes, found = factorized(contexts.astype(np.int64) * n + treatments.codes)
-        joint = np.array(found, np.int64)
-        order = np.argsort(joint)
-        ranks = np.empty(order.size, np.min_scalar_type(max(1, order.size - 1)))
-        ranks[order] = np.arange(order.size)
-        self.codes: NDArray[np.unsignedinteger] = ranks[codes]  # of each row
-        self.contexts, self.treatment_codes = np.divmod(joint[order], n)
-        self.counts = np.bincount(self.codes, minlength=order.size).astype(np.int64)
-        self.starts = np.searchsorted(self.contexts, np.arange(len(self.context_labels) + 1))
-        self.is_control = np.isin(self.treatment_codes, controls)
-        of_context = np.array([None in each for each in self.context_labels])
-        of_treatment = np.array([each is None for each in treatments.labels])
-        self.is_missing = of_context[self.contexts] | of_treatment[self.treatment_codes]
-        self.is_perturbed = ~self.is_control & ~self.is_missing
-
-    def of(self, context: int) -> NDArray[np.intp]:
-        """Return the conditions of a context with a treatment."""
-        places = np.arange(self.starts[context], self.starts[context + 1])
-        perturbed: NDArray[np.intp] = places[self.is_perturbed[places]]
-        return perturbed
-
-    def shown(self, condition: int) -> str:
-        context = ".".join(map(str, self.context_labels[self.contexts[condition]]))
-        return f"{self.treatments.labels[self.treatment_codes[condition]]!r} of {context!r}"
-
-
-def _joined(
-    datasets: Labels | None, cell_types: Labels
-) -> tuple[NDArray[np.integer], list[tuple[Any, ...]]]:
-    """Return a code for each row's context, and the contexts, sorted by both codes."""
-    if datasets is None:
-        return cell_types.codes, [(each,) for each in cell_types.labels]
-    n = len(cell_types)
-    codes, found = factorized(datasets.codes.astype(np.int64) * n + cell_types.codes)
-    order = np.argsort(found)
-    ranks = np.empty(order.size, np.int64)
-    ranks[order] = np.arange(order.size)
-    pairs = (divmod(found[place], n) for place in order.tolist())
-    return ranks[codes], [(datasets.labels[i], cell_types.labels[j]) for i, j in pairs]
+    sizes = [len(each) for each in levels.values()]
+    joint = np.ravel_multi_index([each.codes for each in levels.values()], sizes)
+    codes, conditions = pd.factorize(joint, sort=True)
+    table = pd.DataFrame(
+        {
+            name: pd.Series([*labels.labels], dtype=object).take(places).to_numpy()
+            for (name, labels), places in zip(
+                levels.items(), np.unravel_index(conditions, sizes), strict=True
+            )
+        }
+    )
+    table["context"] = pd.factorize(conditions // sizes[-1])[0]
+    table["name"] = table["treatment"].map(str)
+    table["n_cells"] = np.bincount(codes, minlength=len(table))
+    return table, codes.astype(np.min_scalar_type(max(1, len(table) - 1)))
 
 
 def _written(named: Any, labels: Sequence[Any]) -> str:
@@ -378,158 +325,165 @@ def _written(named: Any, labels: Sequence[Any]) -> str:
     return str(next((each for each in labels if each is not None and each == named), named))
 
 
-def _codes_by_name(labels: Labels) -> dict[str, int]:
-    """Return the code of each label that is not missing, by how it is written."""
-    named = dict[str, int]()
-    for code, label in enumerate(labels.labels):
-        if label is not None and named.setdefault(str(label), code) != code:
-            msg = f"{labels.name}: two labels are written {str(label)!r}; give them other names"
-            raise ParameterError(msg)
-    return named
-
-
 class _Division:
     """Assigns conditions to parts as stated, and refuses what contradicts.
 
-    What names a condition itself (exact) precedes what names a perturbation that it combines with
-    others (combined: bit p is set for part p); everything else is trained on if its context is
-    used.
+    What names a condition itself precedes what names a perturbation that it combines with others;
+    everything else is trained on if its context is used.
+
+    Parameters
+    ----------
+    stated
+        What is held out.
+    table
+        The conditions; see `_conditions_of`. It gets the column ``part``.
+    levels
+        Labels of all rows.
+    controls
+        How the controls are written.
+    separator
+        What separates the perturbations of a combination; None if there are no combinations.
     """
 
     def __init__(
-        self, conditions: _Conditions, stated: _Stated, controls: list[str], separator: str | None
+        self,
+        stated: _Stated,
+        table: pd.DataFrame,
+        levels: Mapping[str, Labels],
+        controls: Sequence[str],
+        separator: str | None,
     ) -> None:
-        self._conditions, self._stated = conditions, stated
-        self._controls, self._separator = controls, separator
-        n = conditions.counts.size
-        self._exact = np.full(n, -1, np.int8)
-        self._combined = np.zeros(n, np.int8)
-        self._codes = _codes_by_name(conditions.treatments)
-        self._contexts = {
-            tuple(map(str, each)): k
-            for k, each in enumerate(conditions.context_labels)
-            if None not in each
-        }
-        self._parts_of = dict[int, frozenset[str]]()  # of combinations, by code
-        if separator is not None:
-            self._parts_of = {
-                code: frozenset(name.split(separator)) - {*controls}
-                for name, code in self._codes.items()
-                if name not in controls
-            }
+        self._stated, self._table, self._levels = stated, table, levels
+        self._controls, self._separator = {*controls}, separator
+        labels = table.drop_duplicates("context")[[*levels][:-1]]
+        self._contexts = [tuple(each) for each in labels.to_numpy()]
+        self._is_missing = table[[*levels]].isna().any(axis=1)
+        self._is_control = table["name"].isin(controls)
+        self._is_combined = {part: np.zeros(len(table), bool) for part in _HELD_OUT}
 
-    def parts(self, seed: int | None) -> NDArray[np.int8]:
-        """Return the part of each condition."""
-        stated, conditions = self._stated, self._conditions
+    def divide(self, seed: int | None) -> None:
+        """Set the part of each condition."""
+        stated, table = self._stated, self._table
         zeroshot = {self._context(key, "[zeroshot]"): part for key, part in stated.zeroshot.items()}
         fewshot = {self._context(key, "[fewshot]"): key for key in stated.fewshot}
-        trained = self._trained_contexts()
-        used = np.zeros(len(conditions.context_labels), bool)
-        used[np.array([*trained, *zeroshot, *fewshot], np.intp)] = True
+        is_used = table["context"].isin([*self._trained_contexts(), *zeroshot, *fewshot])
+        table["part"] = ""
+        table.loc[self._is_control, "part"] = _CONTROL
+        table.loc[~is_used | self._is_missing, "part"] = _UNUSED
         for context, part in zeroshot.items():
             if part != "train":
-                self._claim(conditions.of(context), part, "[zeroshot]")
+                self._hold_out(self._perturbed(context), part, "[zeroshot]")
         for part, names in stated.perturbations.items():
-            there = np.flatnonzero(used[conditions.contexts] & conditions.is_perturbed)
-            self._claim_names(there, part, names, "[perturbations]", "used cell types")
+            there = self._perturbed()
+            self._hold_out_named(there, part, names, "[perturbations]", "used cell types")
         for context, key in fewshot.items():
             lists, section = stated.fewshot[key], f'[fewshot."{key}"]'
             if lists and not isinstance(next(iter(lists.values())), Sequence):
-                self._claim_shares(context, lists, seed, section)
+                self._hold_out_shares(context, lists, seed, section)
                 continue
             for part, names in lists.items():
-                self._claim_names(conditions.of(context), part, names, section, repr(key))
-        is_open = self._exact < 0
-        both = np.flatnonzero(is_open & (self._combined == (1 << _VAL | 1 << _TEST)))
+                self._hold_out_named(self._perturbed(context), part, names, section, repr(key))
+        is_open = table["part"] == ""
+        both = np.flatnonzero(is_open & np.logical_and(*self._is_combined.values()))
         if both.size:
             msg = (
-                f"{stated.origin}: {conditions.shown(both[0])} combines perturbations of 'val' and "
-                "of 'test', but a condition belongs to one part; name the combination in one"
+                f"{stated.origin}: {self._shown(both[0])} combines perturbations of 'val' and of "
+                "'test', but a condition belongs to one part; name the combination in one"
             )
             raise ParameterError(msg)
-        parts = np.where(is_open, np.log2(np.maximum(self._combined, 1)), self._exact)
-        parts = parts.astype(np.int8)
-        parts[conditions.is_control] = _CONTROL
-        parts[~used[conditions.contexts] | conditions.is_missing] = _UNUSED
-        return parts
+        for part, is_combined in self._is_combined.items():
+            table.loc[is_open & is_combined, "part"] = part
+        table["part"] = table["part"].replace("", "train")
+
+    def _perturbed(self, context: int | None = None) -> NDArray[np.intp]:
+        """Return the perturbed conditions of a context, or of all contexts that are used."""
+        is_perturbed = ~self._table["part"].isin([_CONTROL, _UNUSED])
+        if context is not None:
+            is_perturbed &= self._table["context"] == context
+        return np.flatnonzero(is_perturbed)
+
+    def _shown(self, condition: int) -> str:
+        context = self._contexts[self._table["context"][condition]]
+        return f"{self._table['treatment'][condition]!r} of {'.'.join(map(str, context))!r}"
 
     def _context(self, key: Any, section: str) -> int:
         """Return the context of a key: a cell type, after its dataset if there are datasets."""
-        conditions, stated = self._conditions, self._stated
-        wanted: tuple[str, ...] = (_written(key, conditions.cell_types.labels),)
-        if conditions.datasets is not None:
+        wanted: tuple[str, ...] = (_written(key, self._levels["cell_type"].labels),)
+        if "dataset" in self._levels:
             dataset, dot, cell_type = str(key).partition(".")
             if not dot:
                 msg = f'{key!r} has no cell type; write "{key}.CELL_TYPE", in quotes'
-                raise stated.refused(section, msg)
+                raise self._stated.refused(section, msg)
             self._require_dataset(dataset, section)
             wanted = (dataset, cell_type)
-        if wanted in self._contexts:
-            return self._contexts[wanted]
-        there = [each[-1] for each in self._contexts if each[:-1] == wanted[:-1]]
+        known = {
+            tuple(map(str, each)): context
+            for context, each in enumerate(self._contexts)
+            if None not in each
+        }
+        if wanted in known:
+            return known[wanted]
+        there = [each[-1] for each in known if each[:-1] == wanted[:-1]]
         kind = "cell type" if len(wanted) == 1 else f"cell type of {wanted[0]}:"
-        raise stated.refused(section, _unknown(kind, wanted[-1:], there))
+        raise self._stated.refused(section, _unknown(kind, wanted[-1:], there))
 
     def _require_dataset(self, name: str, section: str) -> None:
-        labels = self._conditions.datasets
-        known = [] if labels is None else [str(each) for each in labels.labels]
+        known = [*map(str, self._levels["dataset"].labels)]
         if name not in known:
             raise self._stated.refused(section, _unknown("dataset", [name], known))
 
     def _trained_contexts(self) -> list[int]:
-        conditions, training = self._conditions, self._stated.training
-        if conditions.datasets is None:
+        training = self._stated.training
+        if "dataset" not in self._levels:
             if training is not None:
                 msg = "names datasets, but there are none; give the dataset of each row as "
                 raise self._stated.refused("[training]", msg + "`dataset`")
-            return [*range(len(conditions.context_labels))]
+            return [*range(len(self._contexts))]
         for name in training or ():
             self._require_dataset(name, "[training]")
-        wanted = {*(training or ())}
-        return [k for k, each in enumerate(conditions.context_labels) if str(each[0]) in wanted]
+        return [k for k, each in enumerate(self._contexts) if str(each[0]) in (training or ())]
 
-    def _claim(self, there: NDArray[np.intp], part: str, section: str) -> None:
+    def _hold_out(self, there: NDArray[np.intp], part: str, section: str) -> None:
         """Assign conditions that are named themselves."""
-        claimed = self._exact[there]
-        other = np.flatnonzero((claimed >= 0) & (claimed != _PARTS.index(part)))
+        other = there[~self._table["part"][there].isin(["", part])]
         if other.size:
-            found = _PARTS[claimed[other[0]]]
             msg = (
-                f"{self._conditions.shown(there[other[0]])} is in {found!r} already and cannot be "
-                f"in {part!r}, since a condition belongs to one part"
+                f"{self._shown(other[0])} is in {self._table['part'][other[0]]!r} already and "
+                f"cannot be in {part!r}, since a condition belongs to one part"
             )
             raise self._stated.refused(section, msg)
-        self._exact[there] = _PARTS.index(part)
+        self._table.loc[there, "part"] = part
 
-    def _claim_names(
+    def _hold_out_named(
         self, there: NDArray[np.intp], part: str, named: Sequence[Any], section: str, where: str
     ) -> None:
         """Assign the conditions with these perturbations, among those of some contexts."""
-        names = [_written(each, self._conditions.treatments.labels) for each in named]
-        control = [name for name in names if name in self._controls]
-        if control:
-            msg = f"{control[0]!r} is the control, whose cells are in no part; leave it out"
-            raise self._stated.refused(section, msg)
-        codes = self._conditions.treatment_codes[there]
-        exact = [self._codes[name] for name in names if name in self._codes]
-        self._claim(there[np.isin(codes, exact)], part, section)
-        present = {*codes.tolist()}
-        missing = [name for name in names if self._codes.get(name, -1) not in present]
+        names = [_written(each, self._levels["treatment"].labels) for each in named]
+        for name in names:
+            if name in self._controls:
+                msg = f"{name!r} is the control, whose cells are in no part; leave it out"
+                raise self._stated.refused(section, msg)
+        present = self._table["name"][there]
+        self._hold_out(there[present.isin(names)], part, section)
+        known = dict.fromkeys(present)
+        missing = [name for name in names if name not in known]
         if self._separator is not None:
-            wanted = {each: {*each.split(self._separator)} - {*self._controls} for each in names}
+            members = {each: self._members(each) for each in {*known, *names}}
             combined = {
-                name: [code for code in present if parts and self._parts_of[code] >= parts]
-                for name, parts in wanted.items()
+                name: [each for each in known if members[name] and members[each] >= members[name]]
+                for name in names
             }
-            of_any = [code for found in combined.values() for code in found]
-            self._combined[there[np.isin(codes, of_any)]] |= 1 << _PARTS.index(part)
+            is_combined = present.isin([each for some in combined.values() for each in some])
+            self._is_combined[part][there[is_combined]] = True
             missing = [name for name in missing if not combined[name]]
         if missing:
-            labels = self._conditions.treatments.labels
-            known = [str(labels[code]) for code in sorted(present)]
             raise self._stated.refused(section, f"{where}: {_unknown('treatment', missing, known)}")
 
-    def _claim_shares(
+    def _members(self, name: str) -> set[str]:
+        """Return the perturbations that a condition combines."""
+        return {*name.split(self._separator)} - self._controls
+
+    def _hold_out_shares(
         self, context: int, shares: Mapping[str, float], seed: int | None, section: str
     ) -> None:
         """Draw perturbations of a context at random, among those that nothing else holds out."""
@@ -539,16 +493,14 @@ class _Division:
         if seed is None:
             msg = f"shares such as {next(iter(shares.values()))} are drawn at random; give `seed`"
             raise self._stated.refused(section, msg)
-        conditions = self._conditions
-        there = conditions.of(context)
-        there = there[self._exact[there] < 0]
-        names = [str(conditions.treatments.labels[k]) for k in conditions.treatment_codes[there]]
-        there = there[np.argsort(np.array(names, object), kind="stable")]
+        there = self._perturbed(context)
+        there = there[self._table["part"][there] == ""]
+        there = there[np.argsort(self._table["name"][there].to_numpy(), kind="stable")]
         given = [*shares.values()]
         rest = 1 - sum(given)
         weights = as_weights([*given, rest] if rest > 1e-9 else given)  # noqa: PLR2004 - rounding
         sizes = sizes_of_parts(there.size, weights, None)
-        written = ".".join(map(str, conditions.context_labels[context]))
+        written = ".".join(map(str, self._contexts[context]))
         digest = hashlib.blake2b(written.encode(), digest_size=8).digest()
         key = derive_key(require_seed(seed), int.from_bytes(digest, "little"))
         drawn = there[np.argsort(random_words(key, np.arange(there.size)))]
@@ -556,7 +508,7 @@ class _Division:
             if not size:
                 msg = f"{part} = {shares[part]} is none of {there.size:,} perturbations; give more"
                 raise self._stated.refused(section, msg)
-            self._claim(drawn[stop - size : stop], part, section)
+            self._hold_out(drawn[stop - size : stop], part, section)
 
 
 # The split.
@@ -570,12 +522,14 @@ class PerturbationSplit(Sequence[Rows]):
     a split holds 1 to 4 bytes for each row.
     """
 
-    def __init__(self, conditions: _Conditions, parts: NDArray[np.int8]) -> None:
-        self._conditions, self._parts = conditions, parts
+    def __init__(
+        self, table: pd.DataFrame, codes: NDArray[np.integer], levels: Sequence[str]
+    ) -> None:
+        self._table, self._codes, self._levels = table, codes, [*levels]
 
-    def _rows(self, is_in: NDArray[np.bool_]) -> Rows:
+    def _rows(self, is_in: pd.Series[bool]) -> Rows:
         """Return the rows of conditions that a mask selects."""
-        return np.flatnonzero(is_in[self._conditions.codes])
+        return np.flatnonzero(is_in.to_numpy()[self._codes])
 
     def __len__(self) -> int:
         return len(_PARTS)
@@ -589,32 +543,31 @@ class PerturbationSplit(Sequence[Rows]):
     def __getitem__(self, part: int | slice, /) -> Rows | list[Rows]:
         if isinstance(part, slice):
             return [self[each] for each in range(len(self))[part]]
-        return self._rows(self._parts == range(len(self))[part])
+        return self._rows(self._table["part"] == _PARTS[part])
 
     @property
     def train(self) -> Rows:
         """Rows of perturbed cells to train on."""
-        return self[_TRAIN]
+        return self[_PARTS.index("train")]
 
     @property
     def val(self) -> Rows:
         """Rows of perturbed cells to validate on."""
-        return self[_VAL]
+        return self[_PARTS.index("val")]
 
     @property
     def test(self) -> Rows:
         """Rows of perturbed cells to test on."""
-        return self[_TEST]
+        return self[_PARTS.index("test")]
 
-    def _of_part(self, part: Part) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return masks of the perturbed and the control conditions of a part."""
+    def _are_controls(self, part: Part) -> pd.Series[bool]:
         if part not in _PARTS:
             raise ParameterError(f"`part` must be one of {', '.join(_PARTS)}, but got {part!r}")
-        is_perturbed, is_control = self._parts == _PARTS.index(part), self._parts == _CONTROL
-        if part != "train":
-            contexts = self._conditions.contexts
-            is_control &= np.isin(contexts, contexts[is_perturbed])
-        return is_perturbed, is_control
+        table = self._table
+        are_controls = table["part"] == _CONTROL
+        if part == "train":
+            return are_controls
+        return are_controls & table["context"].isin(table["context"][table["part"] == part])
 
     def controls(self, part: Part = "train") -> Rows:
         """Return the rows of control cells that a part may use, ascending, int64.
@@ -623,15 +576,14 @@ class PerturbationSplit(Sequence[Rows]):
         those of all contexts, also of cell types that are held out; "val" and "test" have those of
         the contexts of which they have conditions.
         """
-        return self._rows(self._of_part(part)[1])
+        return self._rows(self._are_controls(part))
 
     def with_controls(self, part: Part) -> Rows:
         """Return the rows of a part and of its `controls`, ascending, int64.
 
         These are the cells of cell-load's ``should_yield_control_cells=True``.
         """
-        is_perturbed, is_control = self._of_part(part)
-        return self._rows(is_perturbed | is_control)
+        return self._rows(self._are_controls(part) | (self._table["part"] == part))
 
     def report(self) -> pd.DataFrame:
         """Return which conditions are where.
@@ -642,13 +594,8 @@ class PerturbationSplit(Sequence[Rows]):
         datasets), ``cell_type``, ``treatment``, ``part`` ("train", "val" or "test"; "control"; or
         "unused", for contexts in no section and for cells without a label) and ``n_cells``.
         """
-        conditions = self._conditions
-        table = self._contexts().iloc[conditions.contexts].reset_index(drop=True)
-        labels = pd.Series([*conditions.treatments.labels], dtype=object)
-        table["treatment"] = labels.iloc[conditions.treatment_codes].to_numpy()
-        table["part"] = _NAMES[self._parts]
-        table["n_cells"] = conditions.counts
-        return table
+        columns = [*self._levels, "part", "n_cells"]
+        return self._table[columns].copy()
 
     def describe(self) -> pd.DataFrame:
         """Return how many conditions of each context are in each part.
@@ -659,35 +606,25 @@ class PerturbationSplit(Sequence[Rows]):
         datasets), ``cell_type``, the number of conditions in ``train``, ``val`` and ``test``, and
         the numbers of cells ``n_perturbed``, ``n_controls`` and ``n_unused``.
         """
-        conditions, table = self._conditions, self._contexts()
-        n = len(table)
-
-        def sums(is_in: NDArray[np.bool_], weights: NDArray[np.int64] | None) -> Any:
-            own = None if weights is None else weights[is_in]
-            return np.bincount(conditions.contexts[is_in], own, n).astype(np.int64)
-
-        for part, name in enumerate(_PARTS):
-            table[name] = sums(self._parts == part, None)
-        table["n_perturbed"] = sums(self._parts < _CONTROL, conditions.counts)
-        table["n_controls"] = sums(self._parts == _CONTROL, conditions.counts)
-        table["n_unused"] = sums(self._parts == _UNUSED, conditions.counts)
-        return table
-
-    def _contexts(self) -> pd.DataFrame:
-        names = ["dataset", "cell_type"] if self._conditions.datasets else ["cell_type"]
-        rows = [list(each) for each in self._conditions.context_labels]
-        return pd.DataFrame(rows, columns=names, dtype=object)
+        part, n_cells = self._table["part"], self._table["n_cells"]
+        counts = {name: (part == name).astype(np.int64) for name in _PARTS}
+        counts["n_perturbed"] = n_cells.where(part.isin(_PARTS), 0)
+        counts["n_controls"] = n_cells.where(part == _CONTROL, 0)
+        counts["n_unused"] = n_cells.where(part == _UNUSED, 0)
+        contexts = self._table["context"]
+        table = self._table.loc[~contexts.duplicated(), self._levels[:-1]].reset_index(drop=True)
+        return table.join(pd.DataFrame(counts).groupby(contexts).sum())
 
     def __repr__(self) -> str:
-        counts = np.bincount(self._parts, self._conditions.counts, len(_NAMES)).astype(np.int64)
-        n_conditions = np.bincount(self._parts, minlength=len(_NAMES))
+        sums = self._table.groupby("part")["n_cells"].agg(["sum", "size"])
+        sums = sums.reindex([*_PARTS, _CONTROL, _UNUSED], fill_value=0)
         said = [
             f"{name} {n_cells:,} cells of {n:,} condition{'' if n == 1 else 's'}"
-            for name, n_cells, n in zip(_PARTS, counts, n_conditions, strict=False)
+            for name, n_cells, n in sums.loc[[*_PARTS]].itertuples()
         ]
-        said.append(f"{counts[_CONTROL]:,} controls")
-        if counts[_UNUSED]:
-            said.append(f"{counts[_UNUSED]:,} unused cells")
+        said.append(f"{sums['sum'][_CONTROL]:,} controls")
+        if sums["sum"][_UNUSED]:
+            said.append(f"{sums['sum'][_UNUSED]:,} unused cells")
         return f"PerturbationSplit({', '.join(said)})"
 
 
@@ -786,20 +723,25 @@ def perturbation_split(
     """
     stated = _read(held_out)
     n_rows = count_divided(collection)
-    every = slice(None)
-    cell_types = labels_of(collection, cell_type, "cell_type", every, n_rows)
-    treatments = labels_of(collection, treatment, "treatment", every, n_rows)
-    datasets = None
-    if dataset is not None:
-        datasets = labels_of(collection, dataset, "dataset", every, n_rows)
-    elif stated.datasets:
-        datasets = _datasets_by_file(collection, stated)
+    given = {"dataset": dataset, "cell_type": cell_type, "treatment": treatment}
+    levels = {
+        name: labels_of(collection, labels, name, slice(None), n_rows)
+        for name, labels in given.items()
+        if labels is not None
+    }
+    if dataset is None and stated.datasets:
+        levels = {"dataset": _datasets_by_file(collection, stated), **levels}
+    treatments = levels["treatment"]
+    names = [str(each) for each in treatments.labels if each is not None]
+    if len({*names}) < len(names):
+        twice = next(each for each in names if names.count(each) > 1)
+        msg = f"{treatments.name}: two labels are written {twice!r}; give them other names"
+        raise ParameterError(msg)
     controls = [_written(each, treatments.labels) for each in named_values(control)]
-    codes = _codes_by_name(treatments)
-    unknown = [each for each in controls if each not in codes]
+    unknown = [each for each in controls if each not in names]
     if unknown or not controls:
-        msg = _unknown("treatment", unknown or [""], codes)
+        msg = _unknown("treatment", unknown or [""], names)
         raise ParameterError(f"`control`: {treatments.name} has {msg}")
-    conditions = _Conditions(datasets, cell_types, treatments, [codes[each] for each in controls])
-    division = _Division(conditions, stated, controls, separator)
-    return PerturbationSplit(conditions, division.parts(seed))
+    table, codes = _conditions_of(levels)
+    _Division(stated, table, levels, controls, separator).divide(seed)
+    return PerturbationSplit(table, codes, [*levels])

@@ -542,8 +542,8 @@ def _write(
 
 
 def _rewrite_by_row(inputs: Inputs, memory: int, tell: Progress) -> None:
-    """Rewrite the matrices that are stored by gene; each element is read once and written once."""
-    total, done = sum(2 * each.n_elements for each in inputs.by_gene), 0
+    """Rewrite the matrices that are stored by gene; each element once."""
+    total, done = sum(each.n_elements for each in inputs.by_gene), 0
 
     def on_elements(n: int) -> None:
         nonlocal done

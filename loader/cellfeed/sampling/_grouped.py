@@ -16,7 +16,13 @@ from cellfeed.sampling._base import (
     sorted_indices,
     sorted_with,
 )
-from cellfeed.sampling._labels import Codes, codes_of_columns, label_codes, not_bound
+from cellfeed.sampling._labels import (
+    Codes,
+    codes_of_columns,
+    column_names,
+    label_codes,
+    not_bound,
+)
 from cellfeed.sampling._masses import CellMasses, masses_of
 from cellfeed.sampling._permutation import (
     Permutation,
@@ -121,7 +127,11 @@ class GroupedSampling(SamplingStrategy):
         weights = self.weights
         if weights is not None and not _is_equal(weights):
             weights = sorted_with(self.indices, checked_weights(weights))
-        codes = None if _names(self.labels) else sorted_with(self.indices, label_codes(self.labels))
+        codes = (
+            None
+            if column_names(self.labels)
+            else sorted_with(self.indices, label_codes(self.labels))
+        )
         object.__setattr__(self, "indices", sorted_indices(self.indices))
         object.__setattr__(self, "weights", weights)
         groups = None
@@ -172,7 +182,7 @@ class GroupedSampling(SamplingStrategy):
 
     def bound_to(self, collection: Any) -> "GroupedSampling":
         """Return the strategy with the labels of the obs columns that ``labels`` names."""
-        names = _names(self.labels)
+        names = column_names(self.labels)
         if not names:
             return self
         return changed(self, labels=codes_of_columns(collection, names, self.indices))
@@ -279,14 +289,6 @@ def _by_code(codes: Codes) -> NDArray[np.intp]:
 
 def _is_equal(weights: ArrayLike | str) -> bool:
     return isinstance(weights, str) and weights == "equal"
-
-
-def _names(labels: Any) -> tuple[str, ...]:
-    """Return the names of obs columns; none if the labels themselves are given."""
-    if isinstance(labels, str):
-        return (labels,)
-    is_names = isinstance(labels, tuple) and all(isinstance(each, str) for each in labels)
-    return labels if is_names else ()
 
 
 class _Groups(NamedTuple):

@@ -121,6 +121,14 @@ def _numbered(labels: ArrayLike) -> Codes:
     return _without_minus_one(*factorized(values))
 
 
+def column_names(labels: Any) -> tuple[str, ...]:
+    """Return the names of obs columns, one or a tuple of several; none if labels are given."""
+    if isinstance(labels, str):
+        return (labels,)
+    is_names = isinstance(labels, tuple) and all(isinstance(each, str) for each in labels)
+    return labels if is_names else ()
+
+
 def codes_of_columns(collection: Any, names: tuple[str, ...], indices: ArrayLike | None) -> Codes:
     """Return a code for each combination of values of obs columns, -1 if one is missing.
 

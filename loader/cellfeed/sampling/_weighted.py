@@ -1,7 +1,7 @@
 """Cells drawn in proportion to weights, in blocks."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed.sampling._base import (
+    ABSENT_BY_DEFAULT,
     EpochOrder,
     SamplingStrategy,
     among,
@@ -20,7 +21,7 @@ from cellfeed.sampling._base import (
     sorted_with,
 )
 from cellfeed.sampling._block_shuffling import shuffled_blocks
-from cellfeed.sampling._labels import codes_of_columns, label_codes, not_bound
+from cellfeed.sampling._labels import codes_of_columns, column_names, label_codes, not_bound
 from cellfeed.sampling._masses import CellMasses, EvenMasses, Masses, capped_masses, masses_of
 from cellfeed.sampling._permutation import derive_key, random_below, random_words
 
@@ -402,11 +403,13 @@ def require_length(name: str, n: int, indices: ArrayLike | None, n_rows: int) ->
 
 @dataclass(frozen=True, eq=False)
 class ClassBalancedSampling(WeightedBlocks):
-    """Draw cells so that every class is equally frequent, in contiguous blocks.
+    """Draw cells so that every class is equally frequent, or more nearly so, in contiguous blocks.
 
-    This is `BlockWeightedSampling` with the weight 1 / (number of cells of the class) for each
-    cell; see there for how cells are drawn. With 3 classes, for example, each class gets a third of
-    the draws on average over epochs, and nearly a third in each epoch.
+    This is `BlockWeightedSampling` with the weight ``n ** -power`` for each cell of a class of n
+    cells; see there for how cells are drawn. On average over epochs, the draws of a class are in
+    proportion to ``n ** (1 - power)``: with ``power=1``, all classes are equally frequent; with 0,
+    they are as frequent as their cells; with 0.5, one of 10,000 cells is drawn ten times as often
+    as one of 100.
 
     Parameters
     ----------
@@ -414,7 +417,9 @@ class ClassBalancedSampling(WeightedBlocks):
         The class of each cell: numbers, text or categories. Cells without a class (NaN, None, or
         the number -1, whatever the dtype) are never drawn; other negative numbers are classes.
         Give one label for each row of the collection, or for each of ``indices`` if there are as
-        many; or the name of an obs column of the collection. Classes are counted among ``indices``.
+        many; or the name of an obs column of the collection; or a tuple of several names, so that
+        each combination of values is a class (a list is one of labels). Classes are counted among
+        ``indices``.
     block_size
         Number of draws in a block.
     indices
@@ -423,6 +428,8 @@ class ClassBalancedSampling(WeightedBlocks):
     total_size, replace, sampling_size
         See `BlockWeightedSampling`. Without replacement, all cells of a small class are drawn,
         and the remaining draws are divided among the other classes.
+    power
+        How far classes are balanced: from 0, not at all, to 1.
 
     Raises
     ------
@@ -440,45 +447,57 @@ class ClassBalancedSampling(WeightedBlocks):
     >>> strategy = ClassBalancedSampling(["B", "B", "B", "NK", None], total_size=6, block_size=1)
     >>> np.bincount(strategy.epoch_order(n_rows=5, epoch_key=0)(np.arange(6)))
     array([1, 1, 1, 3])
+
+    ``ClassBalancedSampling(("organism", "cell_type"), power=0.5)`` draws each combination of two
+    obs columns in proportion to the square root of its number of cells.
     """
 
-    labels: ArrayLike | str
+    labels: ArrayLike | str | tuple[str, ...]
     block_size: int = 8
     indices: ArrayLike | None = None
     total_size: int | None = None
     replace: bool = True
     sampling_size: int | None = None
+    power: float = field(default=1.0, metadata=ABSENT_BY_DEFAULT)
 
     def __post_init__(self) -> None:
         """Check the parameters; count the classes."""
         self._check_sizes()
-        codes = self.labels
-        if not isinstance(codes, str):
-            codes = sorted_with(self.indices, label_codes(codes))
+        if not 0 <= self.power <= 1:
+            msg = f"`0 <= power <= 1` must hold, but got power={self.power}"
+            raise ParameterError(msg)
+        # A state leaves out the default, which is that object.
+        power = type(self).power if self.power == 1 else float(self.power)
+        object.__setattr__(self, "power", power)
+        labels = self.labels
+        if not column_names(labels):
+            labels = sorted_with(self.indices, label_codes(labels))
         object.__setattr__(self, "indices", sorted_indices(self.indices))
-        object.__setattr__(self, "labels", codes)
+        object.__setattr__(self, "labels", labels)
         _ = self._masses
 
     def bound_to(self, collection: Any) -> "ClassBalancedSampling":
-        """Return the strategy with the labels of the obs column that ``labels`` names."""
-        if not isinstance(self.labels, str):
+        """Return the strategy with the labels of the obs columns that ``labels`` names."""
+        names = column_names(self.labels)
+        if not names:
             return self
-        return changed(self, labels=codes_of_columns(collection, (self.labels,), self.indices))
+        return changed(self, labels=codes_of_columns(collection, names, self.indices))
 
     def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
         """Return the draws of one epoch, without memory that grows with rows."""
-        if isinstance(self.labels, str):
+        if column_names(self.labels):
             raise not_bound(self.labels)
         return super().epoch_order(n_rows=n_rows, epoch_key=epoch_key)
 
     def _weights_of_cells(self) -> NDArray[np.floating] | None:
-        if isinstance(self.labels, str):
+        if column_names(self.labels):
             return None
         codes = of_cells(np.asarray(self.labels), self.indices, "labels")
         counts = np.append(np.bincount(codes[codes >= 0]), 0)  # the last one is of no class
-        weights = np.divide(1.0, counts, out=np.zeros(counts.size), where=counts > 0)
+        weights = np.zeros(counts.size)
+        weights[counts > 0] = counts[counts > 0] ** -self.power
         return require_some(weights[codes], "labels")
 
     def _require_length(self, n_rows: int) -> None:
-        if not isinstance(self.labels, str):
+        if not column_names(self.labels):
             require_length("labels", np.size(self.labels), self.indices, n_rows)

@@ -38,6 +38,7 @@ from cellfeed.sources._source import (
     fill,
     gene_names,
     read_ragged,
+    threads_of_process,
     why_not_cast,
 )
 
@@ -80,5 +81,6 @@ __all__ = [
     "select_elements",
     "split_at",
     "suffixes",
+    "threads_of_process",
     "why_not_cast",
 ]

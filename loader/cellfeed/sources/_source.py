@@ -6,6 +6,7 @@ A source does not shuffle: it describes the chunks of its rows, or returns ascen
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from cellfeed._lazy import pd
 from cellfeed._runs import Runs, expand
 from cellfeed.bytes import Identity, Location, appeared, identity, removed, replaced
 from cellfeed.decode import ChunkedArray, ChunkReads, FolderFiles, RowRanges, SlowRead, can_cast
+from cellfeed.machine import threads_per_process
 from cellfeed.rows import (
     Chunks,
     CsrChunks,
@@ -653,6 +655,13 @@ def fill(out: NDArray[Any], runs: Runs, read: Callable[[int, int], Any]) -> NDAr
         out[filled : filled + stop - start] = read(start, stop)
         filled += stop - start
     return out
+
+
+def threads_of_process() -> int:
+    """Return how many threads read in this process, which may be a worker of PyTorch."""
+    torch_data = sys.modules.get("torch.utils.data")
+    worker = None if torch_data is None else torch_data.get_worker_info()
+    return threads_per_process(1 if worker is None else worker.num_workers)
 
 
 # Sparse rows in uncompressed arrays in local files.

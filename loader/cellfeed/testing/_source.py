@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cellfeed._errors import ColumnError
-from cellfeed._runs import Runs, merge_consecutive
+from cellfeed._runs import merge_consecutive
 from cellfeed.bytes import Location
 from cellfeed.collection import Collection
 from cellfeed.dataset import CellDataset, ReadOptions
@@ -368,9 +368,9 @@ class _ByLibrary:
         self.obs_names = collection.obs_names
         self._collection = collection
 
-    def parts(self, runs: Runs) -> dict[str, list[Part]]:
+    def parts(self, rows: NDArray[np.int64]) -> dict[str, list[Part]]:
         """Return the rows of each element, by source."""
-        parts = self._collection.parts(runs)
+        parts = self._collection.parts(rows)
         for own in parts.values():
             for k, part in enumerate(own):
                 without_chunks: Any = _WithoutChunks(part.stored)

@@ -5,7 +5,6 @@ import os
 import pickle
 import resource
 import signal
-import socket
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,8 +23,9 @@ from cellfeed import (
     Streaming,
     open_collection,
 )
-from cellfeed.bytes._buffers import Segment, SharedPool
-from cellfeed.dataset._workers import Arrivals, WorkerStart, as_socket, connected, message_of
+from cellfeed.bytes._buffers import SharedFile, SharedPool
+from cellfeed.bytes._lent import Arrivals
+from cellfeed.dataset._workers import WorkerStart, message_of
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory"),
@@ -40,37 +40,36 @@ class Both:
     """A worker that lends memory, and the process that it is lent to, in one process."""
 
     def __init__(self):
-        receiving, sending = connected()
-        self.arrivals = Arrivals(receiving)
-        self.pool = SharedPool()
-        self.departures = WorkerStart(
-            connection=sending, key=self.arrivals.key, are_rows_placed=True, pool=self.pool
+        self.arrivals = Arrivals(1)
+        (file,) = self.arrivals.files
+        self.pool = SharedPool(file)
+        self.start = WorkerStart(
+            file=file, key=self.arrivals.key, are_rows_placed=True, pool=self.pool
         )
-        self._files = {}
+        self._watched = os.dup(file.descriptor)
 
     def placed(self, value, n=N_VALUES):
         """Return values in memory that is lent, as a reader places them there."""
         array = self.pool.acquire(4 * n).array(np.dtype(np.float32), n)
         array[:] = value
-        self._files |= {number: os.dup(each) for number, each in self.pool.unsent.items()}
         return array
 
+    def message(self, what):
+        return message_of(what, self.start, self.pool)
+
     def send(self, what):
-        message = message_of(what, self.departures)
-        assert message is not None
-        return pickle.loads(pickle.dumps(message))
+        return pickle.loads(pickle.dumps(self.message(what)))
 
     def end_workers(self):
-        del self.arrivals, self.departures, self.pool
+        del self.arrivals, self.start, self.pool
         gc.collect()
 
     @property
     def resident_bytes(self):
-        return sum(os.fstat(each).st_blocks for each in self._files.values()) * 512
+        return os.fstat(self._watched).st_blocks * 512
 
     def close(self):
-        for each in self._files.values():
-            os.close(each)
+        os.close(self._watched)
 
 
 @pytest.fixture
@@ -157,7 +156,10 @@ def test_what_is_kept_when_the_workers_have_gone(both):
 
 def test_what_was_dropped_before_the_workers_have_gone(both):
     kept = [both.send(both.placed(k)) for k in range(30)][7]
+    never_sent = [both.placed(k, 3 * N_VALUES) for k in range(5)]
     whole = both.resident_bytes
+    assert whole > 4 * N_VALUES * (30 + 3 * len(never_sent))
+    del never_sent
     both.end_workers()
     assert kept.tolist() == [7] * N_VALUES
     assert both.resident_bytes < whole / 10
@@ -214,23 +216,6 @@ def test_minibatches_and_nested_tensors_are_what_they_were(both):
     assert np.array_equal(both.send(cells).X.toarray(), matrix.toarray())
 
 
-def test_a_line_that_is_full(both):
-    """As many announcements wait as the system lets; what follows has to go another way."""
-    with as_socket(both.departures.connection) as line:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 0)  # which becomes the least there is
-    messages = []
-    for k in range(100):
-        array = both.pool.acquire(1 << 25).array(np.dtype(np.float32), 1 << 23)
-        array[:2] = k
-        messages.append(message_of(array, both.departures))
-        if messages[-1] is None:
-            break
-    assert messages.pop() is None
-    for k, message in enumerate(messages):
-        assert pickle.loads(pickle.dumps(message))[:2].tolist() == [k, k]
-    assert both.send(both.placed(5)).tolist() == [5] * N_VALUES
-
-
 @contextmanager
 def few_open_files():
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -242,7 +227,7 @@ def few_open_files():
 
 
 def test_too_many_open_files_are_told_by_either_side(both):
-    message, other = message_of(both.placed(1), both.departures), Both()
+    message, other = both.message(both.placed(1)), Both()
     with few_open_files():
         with pytest.raises(DeliveryError, match=r"cannot be received .*\(ulimit -n\)"):
             pickle.loads(pickle.dumps(message))
@@ -356,15 +341,15 @@ class TestForks:
 @pytest.mark.process
 def test_an_interrupt_while_it_is_freed(monkeypatch):
     """In a destructor, it would be printed and ignored, and training would go on."""
-    discard, armed = Segment.discard, [True]
+    keep_only, armed = SharedFile.keep_only, [True]
 
-    def interrupted(segment, index):
+    def interrupted(file, ranges):
         if armed:
             armed.clear()
             signal.raise_signal(signal.SIGINT)
-        discard(segment, index)
+        keep_only(file, ranges)
 
     dataset = CellDataset(np.ones((64, 16384), np.float32), Streaming(), 4, seed=0)
-    monkeypatch.setattr(Segment, "discard", interrupted)
+    monkeypatch.setattr(SharedFile, "keep_only", interrupted)
     with pytest.raises(KeyboardInterrupt):
         sum(1 for _ in dataset.loader(1))

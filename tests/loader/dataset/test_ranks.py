@@ -90,7 +90,7 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
         with warned() as found["made"]:
             made = {case: make(seed=0) for case in cases if case.startswith("before")}
             drawn = {way: make() for way in ("0", "2", "plain", "looked at", "used")}
-            drawn_here = [drawn["looked at"].seed, drawn["used"].seed]
+            found["seen"] = [drawn["looked at"].seed]
             given = {
                 "swapped": make(rank=1 - rank, world_size=2, seed=0),
                 "more": make(rank=0, world_size=4, seed=0),
@@ -141,9 +141,10 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
         for way in ("0", "2"):
             loader = drawn[way].loader(int(way))
             found[f"drawn {way}"] = [epoch(loader) for _ in range(2)]
-        for way in ("used", "looked at"):
-            found[way] = refusal(list, drawn[way])
-        found["seeds"] = [drawn["0"].seed, drawn["2"].seed]
+        found["seen"].append(drawn["looked at"].seed)
+        found["looked at"] = [epoch(drawn["looked at"]) for _ in range(2)]
+        found["used"] = refusal(list, drawn["used"])
+        found["seeds"] = [drawn[way].seed for way in ("0", "2", "looked at")]
 
         dataset = make(seed=0)
         found["peeked"] = [np.asarray(each).tolist() for each in dataset.peek(2)]
@@ -193,7 +194,7 @@ def ranks(tmp_path_factory) -> list[dict[str, Any]]:
     )
 
 
-@pytest.mark.parametrize("case", [*CASES, "drawn 0", "drawn 2"])
+@pytest.mark.parametrize("case", [*CASES, "drawn 0", "drawn 2", "looked at"])
 def test_ranks_share_the_rows_of_every_epoch(ranks, case):
     """Whenever the dataset is made; a seed that nobody gave becomes that of all ranks."""
     epochs = [rank[case] for rank in ranks]
@@ -210,8 +211,10 @@ def test_a_dataset_says_which_rank_it_is_now(ranks):
 
 
 class TestASeedThatNobodyGave:
-    def test_is_that_of_the_first_rank(self, ranks):
+    def test_is_that_of_the_first_rank_from_the_first_epoch_on(self, ranks):
+        assert ranks[0]["seen"] == ranks[1]["seen"] == [None, None]
         assert ranks[0]["seeds"] == ranks[1]["seeds"]
+        assert None not in ranks[0]["seeds"]
 
     @pytest.mark.parametrize("way", ["drawn plan", "drawn peek"])
     def test_is_unknown_until_ranks_begin(self, ranks, way):
@@ -219,10 +222,9 @@ class TestASeedThatNobodyGave:
             assert rank[way].startswith("this process drew `seed` for itself")
             assert rank[way].endswith("give `seed`")
 
-    @pytest.mark.parametrize("way", ["used", "looked at"])
-    def test_is_refused_where_it_was_in_use(self, ranks, way):
-        assert ranks[0][way] == ranks[1][way]
-        assert ranks[0][way].startswith("ranks begin different epochs: seed=")
+    def test_is_refused_where_it_was_in_use(self, ranks):
+        assert ranks[0]["used"] == ranks[1]["used"]
+        assert ranks[0]["used"].startswith("ranks begin different epochs: seed=")
 
 
 def test_peeking_counts_as_nothing_and_needs_no_other_rank(ranks):

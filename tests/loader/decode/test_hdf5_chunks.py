@@ -5,16 +5,8 @@ import h5py
 import numpy as np
 import pytest
 
-from cellfeed.decode import _hdf5, chunk_grid, hdf5_in_memory
+from cellfeed.decode import chunk_grid, hdf5_in_memory
 from cellfeed.decode._hdf5 import list_chunks
-
-
-@pytest.fixture(params=["compiled", "through h5py"])
-def way(request, monkeypatch):
-    if request.param == "through h5py":
-        monkeypatch.setattr(_hdf5, "_iterate", lambda: None)
-    else:
-        assert _hdf5._iterate() is not None  # else this tests the same thing twice
 
 
 def oracle(dataset):
@@ -39,7 +31,6 @@ INDEXES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("compression", [None, "gzip"])
 @pytest.mark.parametrize("index", INDEXES)
 def test_of_one_dimension(new_folder, index, compression):
@@ -53,7 +44,6 @@ def test_of_one_dimension(new_folder, index, compression):
         assert (listed[:, 0] > 0).all()
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("maxshape", [None, (None, 11), (None, None)])
 def test_of_two_dimensions_with_chunks_that_are_not_there_or_not_compressed(new_folder, maxshape):
     with h5py.File(new_folder() / "a.h5", "w") as file:
@@ -68,7 +58,6 @@ def test_of_two_dimensions_with_chunks_that_are_not_there_or_not_compressed(new_
         assert listed[1].tolist()[1:] == [48, 1]
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("grid", [(2,), (1,)])
 def test_chunks_outside_of_the_grid_are_refused(new_folder, grid):
     with h5py.File(new_folder() / "a.h5", "w") as file:
@@ -78,7 +67,6 @@ def test_chunks_outside_of_the_grid_are_refused(new_folder, grid):
             list_chunks(dataset, (10,), grid)
 
 
-@pytest.mark.usefixtures("way")
 def test_what_hdf5_cannot_list_is_told_in_its_words(new_folder):
     with h5py.File(new_folder() / "a.h5", "w") as file:
         dataset = file.create_dataset("d", data=np.arange(30))  # not in chunks

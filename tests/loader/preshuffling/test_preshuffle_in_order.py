@@ -70,7 +70,7 @@ def write(X: Any, path: Path, **options: Any) -> Path:
     is_skewed=st.booleans(),
 )
 def test_it_is_that_of_scipy(new_folder, seed, n_cells, n_genes, density, dtype, memory, is_skewed):
-    """Whatever the numbers of blocks of genes and bands of cells."""
+    """Whatever the number of blocks of genes."""
     rng = np.random.default_rng(seed)
     X = random_csr((n_cells, n_genes), density, rng, np.float64)
     X.data = rng.integers(0, 120, X.nnz).astype(dtype)  # some are zeros, and kept
@@ -81,7 +81,6 @@ def test_it_is_that_of_scipy(new_folder, seed, n_cells, n_genes, density, dtype,
     folder = new_folder()
     matrix = by_row(write(sp.csc_matrix(X), folder / "in.h5ad"), folder / "copy")
     matrix.rewrite(memory, lambda n: None)
-    assert not list((folder / "copy").glob("block-*"))
     found = matrix.read_rows(np.array([[0, n_cells]]))
     check_same(as_csr(found.to_scipy()), sp.csc_matrix(X).tocsr())
 
@@ -98,7 +97,7 @@ def by_gene(new_folder):
     return write(X, new_folder() / "in.h5ad", compression="gzip"), X.tocsr()
 
 
-MEMORY = 60_000  # several blocks of genes, bands of cells and parts
+MEMORY = 60_000  # several blocks of genes, and parts
 
 
 @pytest.mark.parametrize(
@@ -199,7 +198,7 @@ def test_resumed_with_what_is_missing(by_gene, out, share):
     with pytest.raises(StopError):
         preshuffle(path, out, in_order=True, memory=MEMORY, on_progress=stop)
     (copy,) = (out / ".cellfeed" / "by-row").iterdir()
-    done = {each: each.stat().st_mtime_ns for each in copy.glob("b*-*")}
+    done = {each: each.stat().st_mtime_ns for each in copy.glob("block-*")}
     assert done
     kept = dict[str, int]()
 
@@ -230,7 +229,7 @@ def test_damage_in_the_copy_is_noticed(by_gene, out):
 
     def damage(stage, done, total):
         block = out / ".cellfeed" / "by-row" / "0-X" / "block-0" / "data.npy"
-        if stage == "rewrite" and done == total / 2 and block.exists():
+        if stage == "rewrite" and done == total:
             stored = np.load(block)
             stored[7] += 1
             np.save(block, stored)

@@ -73,6 +73,36 @@ class TestClassBalanced:
             is_of_it = labels == kind
             assert abs(counts[is_of_it].sum() - expected[is_of_it].sum()) <= 1 + 1e-6
 
+    @given(
+        st.lists(st.sampled_from("abc"), min_size=1, max_size=60),
+        st.sampled_from([0, 0.25, 0.5, 1]) | st.floats(0, 1),
+        st.integers(1, 200),
+        keys,
+    )
+    def test_draws_of_a_class_are_a_power_of_its_cells(self, labels, power, total, key):
+        sizes = {label: labels.count(label) for label in labels}
+        shares = {label: size ** (1 - power) for label, size in sizes.items()}
+        counts = counts_of(
+            ClassBalancedSampling(labels, 1, total_size=total, power=power), len(labels), key
+        )
+        for label, count in zip(labels, counts, strict=True):
+            expected = total * shares[label] / sum(shares.values()) / sizes[label]
+            assert abs(count - expected) < 1 + 1e-6
+
+    @pytest.mark.parametrize("power", [-0.1, 1.1, float("nan")])
+    def test_a_power_is_between_no_balance_and_balance(self, power):
+        with pytest.raises(ParameterError, match="`0 <= power <= 1` must hold, but got power="):
+            ClassBalancedSampling([0, 1], power=power)
+
+    def test_full_power_is_the_default_in_a_state_too(self):
+        datasets = [
+            CellDataset(np.arange(6), ClassBalancedSampling([0, 0, 0, 0, 1, 1], 1, power=power), 2)
+            for power in (1, 1.0, 0.5)
+        ]
+        default = CellDataset(np.arange(6), ClassBalancedSampling([0, 0, 0, 0, 1, 1], 1), 2)
+        configurations = [each.state_dict()["configuration"] for each in (default, *datasets)]
+        assert configurations[0] == configurations[1] == configurations[2] != configurations[3]
+
     def test_classes_that_lie_together_have_equal_shares(self):
         labels = np.repeat(["a", "b", "c"], [700, 20, 3])
         for key in range(20):
@@ -133,6 +163,17 @@ class TestObsColumn:
         table = type("Table", (), {"obs": pd.DataFrame({"line": ["a", "a", "b"]})})()
         bound = ClassBalancedSampling("line", 1, total_size=4).bound_to(table)
         assert counts_of(bound, 3).tolist() == [1, 1, 2]
+
+    def test_of_several_each_combination_is_a_class(self, plates):
+        collection = open_collection(plates, obs=["plate", "cell_type"])
+        columns = [collection.obs[name].codes for name in ("plate", "cell_type")]
+        strategy = ClassBalancedSampling(("plate", "cell_type"), 1, total_size=600)
+        counts = counts_of(strategy.bound_to(collection), 63)
+        per_class = pd.Series(counts).groupby(columns).sum()
+        assert len(per_class) == 6
+        assert abs(per_class - 100).max() < 6
+        with pytest.raises(ParameterError, match=r"bound_to\(collection\)"):
+            strategy.epoch_order(n_rows=63, epoch_key=0)
 
     def test_that_is_absent(self, plates):
         collection = open_collection(plates, obs=["plate"])

@@ -1,21 +1,18 @@
 """What the ``autotune`` command does, and its progress display on stderr."""
 
 import json
-import math
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 import click
 import torch  # noqa: F401 - if missing, report that instead of the error that SciPy makes of it
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.text import Text
 
 from cellfeed import CellfeedError, Collection, SamplingStrategy
 from cellfeed.console import interrupted
@@ -40,10 +37,10 @@ _STAGES = {
     "profile": "Timing the grid",
     "explain": "Finding the bottleneck",
 }
-# Drawing takes about 20 ms.
-_LEAST_SECONDS_APART = 1.0
-# Without a terminal, a line for so many seconds. Chosen: nobody should wonder whether it hangs.
-_SECONDS_OF_LINE = 15.0
+# How often the line in a terminal changes, and how often there is another without one. Chosen:
+# nobody should wonder whether it hangs.
+_SECONDS_OF_TERMINAL, _SECONDS_OF_LINE = 1.0, 15.0
+_WIPE = "\r\x1b[K"  # to the start of the line, and clear it
 # Longer times are given in minutes.
 _MINUTES_FROM = 120.0
 
@@ -174,66 +171,40 @@ def _spent(stage: str, done: float, total: float) -> str:
     return f"{done:.0f} of {total:.0f} s" if stage == "throughput" else ""
 
 
-class _Bar(Progress):
-    """A progress bar, and what is being done below it."""
-
-    doing = ""
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield from super().get_renderables()
-        if self.doing:
-            yield Text(f"  {self.doing}", "dim")
-
-
 class LiveDisplay:
-    """A progress bar; without a terminal, a line per stage, and one for every 15 s of it.
+    """What is being done, on stderr: in a terminal, a line that is overwritten once a second.
 
-    It has no thread and draws only when progress is reported, which never happens during a timed
-    measurement, and at most once a second.
+    Without a terminal, a line for each stage, and one every 15 s. It has no thread, and writes only
+    when progress is reported, which never happens during a timed measurement.
     """
 
     def __init__(
-        self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
+        self, file: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._console = console or Console(stderr=True)
-        self._clock = clock
-        self._bar = _Bar(
-            TextColumn("{task.description}"),
-            BarColumn(30),
-            TextColumn("{task.fields[spent]}"),
-            console=self._console,
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,
-        )
-        self._task = self._bar.add_task("", spent="")
-        self._stage = ""
-        self._drawn = -math.inf
+        self._file, self._clock = file or sys.stderr, clock
+        self._is_terminal = self._file.isatty()
+        self._stage, self._drawn = "", 0.0
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._bar.stop()
+        if self._is_terminal:
+            self._file.write(_WIPE)
 
     def show(self, stage: str, done: float, total: float, doing: str = "") -> None:
         """Show the progress of a stage, and what is being done."""
-        is_new, said, now = stage != self._stage, _STAGES.get(stage, stage), self._clock()
-        self._stage = stage
-        if not self._console.is_terminal:
-            if is_new:
-                self._drawn = now
-                self._console.print(f"{said} ...")
-            elif doing and now >= self._drawn + _SECONDS_OF_LINE:
-                self._drawn = now
-                spent = _spent(stage, done, total)
-                self._console.print(f"  {spent}: {doing}", soft_wrap=True)
-        elif is_new or now >= self._drawn + _LEAST_SECONDS_APART:
-            self._drawn, self._bar.doing = now, doing
-            spent = _spent(stage, done, total)
-            self._bar.update(
-                self._task, description=said, completed=done, total=total, spent=spent, refresh=True
-            )
+        is_new, now = stage != self._stage, self._clock()
+        seconds_apart = _SECONDS_OF_TERMINAL if self._is_terminal else _SECONDS_OF_LINE
+        if not is_new and now < self._drawn + seconds_apart:
+            return
+        self._stage, self._drawn = stage, now
+        said, spent = _STAGES.get(stage, stage), _spent(stage, done, total)
+        if self._is_terminal:
+            text = ": ".join(filter(None, [said, spent, doing]))
+            self._file.write(_WIPE + text[: shutil.get_terminal_size().columns - 1])
+        elif is_new:
+            self._file.write(f"{said} ...\n")
+        elif doing:
+            self._file.write(f"  {spent}: {doing}\n")
+        self._file.flush()

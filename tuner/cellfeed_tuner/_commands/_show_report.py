@@ -17,68 +17,56 @@ from cellfeed_tuner._reports import report_console
 
 
 def show(*, as_json: bool) -> None:
-    """List the results of earlier runs; see `show_command`."""
+    """List the last run of each kind, newest first; see `show_command`."""
     folder = cache_folder()
     all_runs = read_runs(folder)
-    runs = [(each, _before(each, all_runs)) for each in _latest(all_runs)]
+    last_of_kind = {(run.key.name, str(run.asked)): run for run in all_runs}
+    runs = sorted(last_of_kind.values(), key=lambda run: run.began, reverse=True)
+    compared = [_before(run, all_runs) for run in runs]
     if as_json:
         found = {
             "schema": "cellfeed.known/1",
             "folder": str(folder),
-            "runs": [_json(run, before) for run, before in runs],
+            "runs": [_json(*each) for each in zip(runs, compared, strict=True)],
         }
         click.echo(json.dumps(found, indent=1, allow_nan=False))
-    elif runs:
-        _print(runs)
-        click.echo(f"\nStored in {folder}; delete files there to forget them.")
-    else:
+        return
+    if not runs:
         click.echo(f"No earlier runs; results of autotune are stored in {folder}.")
+        return
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("date", no_wrap=True)
+    for heading in ("dataset", "machine", "configuration"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("cells/s [95 % interval]", justify="right", no_wrap=True)
+    if any(compared):
+        table.add_column("than before", overflow="fold")
+    for run, before in zip(runs, compared, strict=True):
+        said = _than_before(run, before) if before else ""
+        cells = run.date, *_cells(run), *([said] if any(compared) else [])
+        style = "bold yellow" if said.startswith("slower") else ""
+        table.add_row(*map(Text, cells), style=style)
+    report_console().print(table)
+    click.echo(f"\nStored in {folder}; delete files there to forget them.")
 
 
-def _latest(runs: Sequence[EarlierRun]) -> list[EarlierRun]:
-    """Return the last run of each kind, newest first."""
-    by_kind = dict[tuple[object, ...], EarlierRun]()
-    for run in runs:
-        asked = run.asked
-        kind = (
-            run.key.name,
-            tuple(asked.labels),
-            asked.batch_size,
-            asked.cache,
-            asked.dense,
-            asked.ranks,
-        )
-        by_kind[kind] = run
-    return sorted(by_kind.values(), key=lambda run: run.began, reverse=True)
-
-
-def _before(run: EarlierRun, runs: Sequence[EarlierRun]) -> EarlierRun | None:
-    """Return the last run before one that measured the same on the same machine; None if none.
+def _before(run: EarlierRun, runs: Sequence[EarlierRun]) -> tuple[EarlierRun, Estimate] | None:
+    """Return the last run before one that measured the same on the same machine, and the ratio.
 
     Versions may differ.
     """
-    same = [
-        each
-        for each in runs
-        if each.began < run.began
-        and (each.key.data, each.key.machine) == (run.key.data, run.key.machine)
-        and each.asked.is_like(run.asked)
-        and None not in (each.cells_per_second, run.cells_per_second)
-    ]
-    return same[-1] if same else None
+    for each in reversed(runs):
+        is_same = (each.key.data, each.key.machine) == (run.key.data, run.key.machine)
+        if each.began < run.began and is_same and each.asked.is_like(run.asked):
+            speed, before = run.cells_per_second, each.cells_per_second
+            if speed is not None and before is not None:
+                return each, quotient(speed, before)
+    return None
 
 
-def _ratio(run: EarlierRun, before: EarlierRun) -> Estimate:
-    """Return the recommended throughput, by the one before; both have one."""
-    speeds = [each.cells_per_second for each in (run, before) if each.cells_per_second is not None]
-    return quotient(*speeds)
-
-
-def _compared(run: EarlierRun, before: EarlierRun | None) -> str:
-    """Return how fast it is compared with the run before, in words; empty without one."""
-    if before is None:
-        return ""
-    ratio = _ratio(run, before)
+def _than_before(run: EarlierRun, compared: tuple[EarlierRun, Estimate]) -> str:
+    """Return how fast it is compared with the run before, in words."""
+    before, ratio = compared
     alike = "equally fast" if are_equally_fast(ratio) else "undecided"
     found = "slower" if ratio.high < 1 else "faster" if ratio.low > 1 else alike
     differs = [
@@ -89,32 +77,15 @@ def _compared(run: EarlierRun, before: EarlierRun | None) -> str:
     return f"{said} ({', '.join(differs)})" if differs else said
 
 
-def _print(runs: Sequence[tuple[EarlierRun, EarlierRun | None]]) -> None:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("date", no_wrap=True)
-    for heading in ("dataset", "machine", "configuration"):
-        table.add_column(heading, overflow="fold")
-    table.add_column("cells/s [95 % interval]", justify="right", no_wrap=True)
-    compared = [_compared(run, before) for run, before in runs]
-    if any(compared):
-        table.add_column("than before", overflow="fold")
-    for (run, _), said in zip(runs, compared, strict=True):
-        cells = run.date, *_cells(run), *([said] if any(compared) else [])
-        style = "bold yellow" if said.startswith("slower") else ""
-        table.add_row(*map(Text, cells), style=style)
-    report_console().print(table)
-
-
 def _cells(run: EarlierRun) -> tuple[str, str, str, str]:
     asked, data, machine = run.asked, run.key.data.facts, run.key.machine.facts
     disks = ", ".join(each["file_system"] or "unknown" for each in machine["storage"])
     ranks = f", {asked.ranks}" if asked.ranks.n_total > 1 else ""
-    dense = "dense " * asked.dense
     files = "1 file" if data["n_files"] == 1 else f"{data['n_files']} files"
     dataset = (
         f"{run.path}, {files}: {data['n_cells']:,} cells x {data['n_vars']:,} genes, "
-        f"{format_bytes(data['bytes_on_disk'])}; "
-        f"{', '.join(asked.labels)}, {dense}minibatches of {asked.batch_size}, {asked.cache}{ranks}"
+        f"{format_bytes(data['bytes_on_disk'])}; {', '.join(asked.labels)}, "
+        f"{'dense ' * asked.dense}minibatches of {asked.batch_size}, {asked.cache}{ranks}"
     )
     computer = (
         f"{machine['cpu'] or 'unknown'}, {machine['usable_cores']:g} cores, "
@@ -126,13 +97,13 @@ def _cells(run: EarlierRun) -> tuple[str, str, str, str]:
     return dataset, computer, str(run.choice), interval(run.cells_per_second)
 
 
-def _json(run: EarlierRun, before: EarlierRun | None) -> dict[str, Any]:
+def _json(run: EarlierRun, compared: tuple[EarlierRun, Estimate] | None) -> dict[str, Any]:
     known = {"machine": run.key.machine, "data": run.key.data, "versions": run.key.versions}
     fingerprints = {name: {"digest": each.digest, **each.facts} for name, each in known.items()}
-    compared = before and {
-        "began": before.began,
-        "choice": before.choice and dict(before.choice),
-        "versions": before.key.versions.digest,
-        "ratio": asdict(_ratio(run, before)),
+    before = compared and {
+        "began": compared[0].began,
+        "choice": compared[0].choice and dict(compared[0].choice),
+        "versions": compared[0].key.versions.digest,
+        "ratio": asdict(compared[1]),
     }
-    return fingerprints | run.to_json() | {"n_measured": len(run.trials), "before": compared}
+    return fingerprints | run.to_json() | {"n_measured": len(run.trials), "before": before}

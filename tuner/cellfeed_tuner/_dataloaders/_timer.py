@@ -17,7 +17,8 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from multiprocessing.process import BaseProcess
 from typing import Any, Self, cast
 
@@ -61,15 +62,6 @@ _NOTHING = object()
 _ANY_NUMBER = 1 << 60
 
 
-@dataclass(slots=True)
-class _Tally:
-    """What was measured of a configuration in all its replicates."""
-
-    counted: list["_Slice"] = field(default_factory=list)
-    step_seconds: float = 0.0
-    n_steps: int = 0
-
-
 class LoaderTimer:
     """Times configurations of a DataLoader; to a search, it is a `MeasuringProcess`.
 
@@ -95,8 +87,6 @@ class LoaderTimer:
     ----------
     epoch
         What is known of an epoch; the length of one that ended is added.
-    n_by_label
-        How often each label was seen.
     """
 
     def __init__(
@@ -110,10 +100,9 @@ class LoaderTimer:
     ) -> None:
         self.subject: Any = None
         self.epoch = Epoch.of(loader)
-        self.n_by_label: Counter[Any] = Counter()
         self._loader, self._step, self._labels_of, self._label = loader, step, labels_of, label
         self._memory_limit, self._over_memory = memory_bytes, _ANY_NUMBER
-        self._tallies: dict[Configuration, _Tally] = {}
+        self._replicates: dict[Configuration, list[_Replicate]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -124,24 +113,29 @@ class LoaderTimer:
     def start(self, *, limit_seconds: float) -> None:
         """Do nothing: this process has started."""
 
-    def memory_bytes(self) -> int:
-        """Return 0: memory that this process has anyway does not count."""
-        return 0
-
     def waiting(self, configuration: Configuration) -> Waiting | None:
         """Return for what share of its time training waited; None without a step."""
-        found = self._tallies.get(configuration)
-        if self._step is None or found is None or not found.counted:
+        replicates = self._replicates.get(configuration, ())
+        counted = [(part.seconds, part.waiting) for each in replicates for part in each.counted]
+        if self._step is None or not counted:
             return None
-        seconds, waiting = np.array([(e.seconds, e.waiting) for e in found.counted]).T
+        seconds, waiting = np.array(counted).T
         share = mean_with_interval(waiting / seconds, weights=seconds)
         within = Estimate(share.value, max(0.0, share.low), min(1.0, share.high))
         return Waiting(share=within, n_rounds=seconds.size, expected_share=share.value)
 
+    @property
+    def n_by_label(self) -> Counter[Any]:
+        """How often each label was seen."""
+        replicates = chain.from_iterable(self._replicates.values())
+        labels = [part for each in replicates for part in each.labels]
+        return Counter(np.concatenate(labels).tolist() if labels else ())
+
     def step_seconds(self, configuration: Configuration) -> float | None:
         """Return the mean time of a training step beside the workers; None without one."""
-        found = self._tallies.get(configuration)
-        return found.step_seconds / found.n_steps if found and found.n_steps else None
+        replicates = self._replicates.get(configuration, ())
+        n_steps = sum(each.n_minibatches for each in replicates) if self._step else 0
+        return sum(each.step_seconds for each in replicates) / n_steps if n_steps else None
 
     def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
         """Time one replicate, until its rounds are counted or the time is up.
@@ -172,7 +166,7 @@ class LoaderTimer:
             most = f"{self._memory_limit / 1e6:,.0f} MB"
             failure = f"it takes {memory / 1e6:,.0f} MB, more than the {most} that it may take"
             self._over_memory = settings.num_workers
-        self._count(settings, replicate)
+        self._replicates.setdefault(settings, []).append(replicate)
         findings = Findings(entropies={self._label: replicate.entropies} if self._label else {})
         return Outcome(
             events=(*replicate.events, findings),
@@ -181,14 +175,6 @@ class LoaderTimer:
             n_killed=n_killed,
             others=clock.others(replicate.worker_cpu_seconds),
         )
-
-    def _count(self, configuration: Configuration, replicate: "_Replicate") -> None:
-        tally = self._tallies.setdefault(configuration, _Tally())
-        tally.counted += replicate.counted
-        tally.step_seconds += replicate.step_seconds
-        tally.n_steps += replicate.n_minibatches if self._step else 0
-        for each in replicate.labels:
-            self.n_by_label.update(each.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +260,7 @@ class _Replicate:
             with interrupts_held():
                 del loader
                 _end({*multiprocessing.active_children()} - before)
+                self._workers = set()  # which hold open files
             ended = _cpu_seconds_of_ended() - spent
             self.worker_cpu_seconds = max(self.worker_cpu_seconds, ended)
 

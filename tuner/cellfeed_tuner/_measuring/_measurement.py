@@ -191,6 +191,11 @@ class Measurement:
         )
 
     @property
+    def seconds_in_rounds(self) -> float:
+        """Time of all rounds, with those that do not count."""
+        return self.uncounted_seconds + sum(self.round_seconds)
+
+    @property
     def second_half(self) -> "Measurement":
         """The rounds of the second half of the time, of one replicate."""
         middle, ends = sum(self.round_seconds) / 2, np.cumsum(self.round_seconds)

@@ -82,10 +82,6 @@ class Measures(Runs, Protocol):
         """Wait until it is ready; see `MeasuringProcess.start`."""
         ...
 
-    def memory_bytes(self) -> int:
-        """Return the memory that is taken before anything is measured."""
-        ...
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -136,10 +132,6 @@ class MeasuringProcess:
         self._connection.close()
         with contextlib.suppress(TimeoutExpired):  # the kernel does not let it end
             self._process.wait(ANSWER_SECONDS)
-
-    def memory_bytes(self) -> int:
-        """Return the memory of the process, from which those that measure are forked."""
-        return tree_memory_bytes(self._process.pid)
 
     def start(self, *, limit_seconds: float = inf) -> None:
         """Send the subject, and wait until it has arrived.

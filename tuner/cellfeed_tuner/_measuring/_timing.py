@@ -162,9 +162,8 @@ class TimingRequest(Request):
         The number of this replicate. Each replicate reads other rows, as epochs of a training do.
     step_seconds, step
         How long a training loop sleeps on each minibatch; or a function to call with each instead.
-    prefetch, n_requests
-        Fetches to read ahead, and the first number of concurrent requests to a server; None and 0
-        leave them to the dataset.
+    n_requests
+        The first number of concurrent requests to a server; 0 leaves it to the dataset.
     ranks, rank, pace
         How many ranks are timed side by side, which of them this is, and how they keep in step.
     """
@@ -183,7 +182,6 @@ class TimingRequest(Request):
     step: Step | None = None
     strategy: SamplingStrategy | None = None
     make_dataset: MakeDataset = CellDataset
-    prefetch: int | None = None
     n_requests: int = 0
     ranks: Ranks = field(default_factory=Ranks)
     rank: int = 0
@@ -436,10 +434,8 @@ class DatasetSession(Session):
         configuration, collection = request.configuration, selected.collection
         others = configuration.others
         asked: dict[str, Any] = {
-            "prefetch": request.prefetch,
-            "num_threads": others.get("num_threads"),
+            name: others[name] for name in ("prefetch", "num_threads") if name in others
         }
-        asked = {name: value for name, value in asked.items() if value is not None}
         given: dict[str, Any] = {}
         if asked:
             given["read_options"] = replace(own_read_options(request.make_dataset), **asked)

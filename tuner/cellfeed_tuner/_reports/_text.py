@@ -2,40 +2,26 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
 from typing import Any, NamedTuple
 
 import jinja2
-from rich.console import Console
-from rich.syntax import Syntax
 from rich.text import Text
 
 from cellfeed.console import format_bytes
+from cellfeed_tuner import _constants, _interval
 from cellfeed_tuner._bottleneck import microseconds
-from cellfeed_tuner._constants import (
-    LEAST_SUSTAINED_SECONDS,
-    MUCH_SPREAD,
-    MUCH_START,
-    REMOTE_PREFETCH,
-)
-from cellfeed_tuner._interval import (
-    EQUALLY_FAST,
-    Estimate,
-    are_equally_fast,
-    interval,
-    is_as_fast,
-    quotient,
-    times,
-)
+from cellfeed_tuner._interval import interval, times
 from cellfeed_tuner._reports import report_console, say
 from cellfeed_tuner._result import AutotuneResult
-from cellfeed_tuner._results import STATUS_WORDS, ConfigurationResult
+from cellfeed_tuner._results import STATUS_MEANINGS, ConfigurationResult
+from cellfeed_tuner._storage_advice import folder_of
 
 MOST_LINES = 8
 """Lines of the report without the code. Chosen: what is read at a glance."""
+_ONLY_EXPLAINED = 9
+"""The rank of sentences that only ``autotune explain`` prints."""
 
 
 def in_words(what: str, *about: object) -> list[str]:
@@ -46,9 +32,10 @@ def in_words(what: str, *about: object) -> list[str]:
 
 def rendered(template: str, result: AutotuneResult, **values: Any) -> str:
     """Return the escaped HTML of a template."""
-    made = _TEMPLATES.get_template(template).render(
-        result=result, key_figures=_key_figures(result), **values
-    )
+    chosen = result.chosen
+    figures = {"basis": in_words("how_known", result)[0]} if result.recommended else {}
+    figures |= figures_of(result, chosen) if chosen else {}
+    made = _TEMPLATES.get_template(template).render(result=result, figures=figures, **values)
     return made.encode("utf-8", "replace").decode()  # file names need not be UTF-8
 
 
@@ -62,23 +49,38 @@ def megabytes(n_bytes: int) -> str:
     return f"{n_bytes / 1e6:,.0f} MB"
 
 
-def _key_figures(result: AutotuneResult) -> dict[str, str]:
-    chosen, known = result.recommended, result.chosen
-    if chosen is None or known is None:
-        return {}
-    (how,) = in_words("how_known", result)
-    speed, memory = chosen.cells_per_second, chosen.peak_memory_bytes
-    unit = f"{result.dataset.unit}/s"
-    figures = {f"throughput, {how}": "unknown" if speed is None else f"{interval(speed)} {unit}"}
-    for label, bits in result.entropies(known).items():
-        (figures[f"entropy of {label}"],) = in_words("share", bits)
-    within = known.conditional_entropy_bits
-    if within is not None:
-        (figures[f"entropy of {result.dataset.label} within {within.given}"],) = in_words(
-            "share", within
-        )
-    figures["peak memory"] = "not timed" if memory is None else megabytes(memory)
-    return figures
+def figures_of(result: AutotuneResult, each: ConfigurationResult) -> dict[str, str]:
+    """Return throughput, entropies and memory of a configuration, by heading."""
+    speed, memory = each.cells_per_second, each.peak_memory_bytes
+    shown = interval(speed) if speed else "unknown"
+    if predicted := result.predicted(each):
+        shown = f"{interval(predicted)} (predicted)"
+    figures = {f"{result.dataset.unit}/s [95 % interval]": shown}
+    bits: dict[str, Any] = {**result.entropies(each)}
+    if within := each.conditional_entropy_bits:
+        bits[f"{result.dataset.label} within {within.given}"] = within
+    for name, found in bits.items():
+        (figures[f"entropy of {name} / random"],) = in_words("share", found)
+    return figures | {"memory": megabytes(memory) if memory else "unknown"}
+
+
+def cells_of(result: AutotuneResult, each: ConfigurationResult) -> dict[str, str]:
+    """Return what the table of the page has of a configuration, by heading."""
+    names = dict.fromkeys(name for one in result.configurations for name in one.configuration)
+    why = in_words("why_not", result, each) + [each.note] * bool(each.note)
+    verdicts = [each.verdict, *(label.verdict for label in each.further_labels.values())]
+    return (
+        {
+            name.removeprefix("num_").replace("_", " "): str(each.configuration.get(name, ""))
+            for name in names
+        }
+        | figures_of(result, each)
+        | {
+            "times recommended": times(each.relative) if each.relative else "unknown",
+            "verdict": ", ".join(verdict.kind for verdict in verdicts if verdict),
+            "outcome": ": ".join(why),
+        }
+    )
 
 
 _TEMPLATES = jinja2.Environment(
@@ -88,80 +90,49 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
 )
-
-
 _TEMPLATES.globals.update(
-    EQUALLY_FAST=EQUALLY_FAST,
-    LEAST_SUSTAINED_SECONDS=LEAST_SUSTAINED_SECONDS,
-    MUCH_SPREAD=MUCH_SPREAD,
-    MUCH_START=MUCH_START,
-    REMOTE_PREFETCH=REMOTE_PREFETCH,
-    STATUS_WORDS=STATUS_WORDS,
-    are_equally_fast=are_equally_fast,
+    STATUS_MEANINGS=STATUS_MEANINGS,
     bytes=format_bytes,
-    is_as_fast=is_as_fast,
+    constants=_constants,
     in_words=in_words,
-    interval=interval,
-    inverse=lambda ratio: quotient(Estimate(1.0, 1.0, 1.0), ratio),
+    intervals=_interval,
     megabytes=megabytes,
     microseconds=microseconds,
-    times=times,
 )
-
 _TEMPLATES.filters.update(
-    counted=lambda statuses: Counter(
-        STATUS_WORDS[status].listed for status in statuses
-    ).most_common(),
+    counted=lambda values: Counter(values).most_common(),
     ended=lambda text: text if text.endswith((".", "!", "?")) else f"{text}.",
-    reason=lambda each: each.note or STATUS_WORDS[each.status].listed,
     quoted=shlex.quote,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class FloorCost:
-    """The fastest configuration below the entropy floor, relative to the recommended one."""
+def fastest_below_floor(result: AutotuneResult) -> ConfigurationResult | None:
+    """Return the fastest configuration below the entropy floor, timed or predicted.
 
-    result: ConfigurationResult
-    ratio: Estimate
-    is_timed: bool
-
-
-def floor_cost(result: AutotuneResult) -> FloorCost | None:
-    """Return what the entropy floor costs; None if that is unknown or throughput is not sought."""
-    chosen, asked = result.recommended, result.constraints
-    if chosen is None or asked.need_cells_per_second is not None:
-        return None
-    found = [
-        FloorCost(each, each.relative, is_timed=each.cells_per_second is not None)
-        for each in result.configurations
-        if each.relative is not None
-        and not asked.mixes(each.least_mixed.share_of_random)
-        and (each.status == "below entropy floor" or each.cells_per_second is not None)
-        and (each.peak_memory_bytes or 0) <= asked.memory_bytes
-    ]
-    return max(found, key=lambda each: each.ratio.value, default=None)
-
-
-def say_choice(console: Console, result: AutotuneResult) -> None:
-    """Print the recommendation and why, or the nearest configuration."""
-    if result.recommended is None:
-        say(console, in_words("no_choice", result), "bold red")
-        say(console, in_words("nothing", result))
-    else:
-        say(console, [f"Recommended: {result.recommended.settings}"], "bold green")
-        say(console, in_words("why", result))
+    None if none is known, or if throughput is not sought.
+    """
+    asked, relatives = result.constraints, list[tuple[float, ConfigurationResult]]()
+    if result.recommended is not None and asked.need_cells_per_second is None:
+        relatives = [
+            (each.relative.value, each)
+            for each in result.configurations
+            if each.relative is not None
+            and not asked.mixes(each.least_mixed.share_of_random)
+            and (each.status == "below entropy floor" or each.cells_per_second is not None)
+            and (each.peak_memory_bytes or 0) <= asked.memory_bytes
+        ]
+    return max(relatives, key=lambda found: found[0], default=(0.0, None))[1]
 
 
 class _Said(NamedTuple):
-    """A sentence of the report; of too many, those with the highest rank are left out."""
+    """A sentence; a report of few lines leaves out those with the highest rank."""
 
     text: str
     rank: int
     style: str = ""
 
 
-def _short_report(result: AutotuneResult) -> list[_Said]:
+def sentences(result: AutotuneResult) -> list[_Said]:
     """Return what to set, how sure that is, why, what may help, and what to beware of."""
 
     def said(what: str, rank: int, style: str = "") -> list[_Said]:
@@ -175,12 +146,11 @@ def _short_report(result: AutotuneResult) -> list[_Said]:
         lines += said("figures", 0)
         lines += [_Said(result.recommended.reason, 2)]
         lines += said("waiting", 1) + said("prefetch", 5) + said("rivals", 3)
-        lines += said("link", 7) + said("mixed_less", 4)
+        lines += said("link", 7) + said("mixed_less", 4) + said("longest", _ONLY_EXPLAINED)
     if result.bottleneck is not None:
         lines.append(_Said(result.bottleneck.sentence, 6))
-    lines += [_Said(advice.sentence, 4) for advice in result.storage_advice[:1]]
-    lines += said("warnings", 1, "bold yellow") + said("untimed", 8)
-    return lines
+    lines += [_Said(advice.sentence, 4) for advice in result.storage_advice]
+    return lines + said("warnings", 1, "bold yellow") + said("untimed", 8)
 
 
 def print_report(result: AutotuneResult, saved_as: Path, *, to_stderr: bool = False) -> None:
@@ -194,7 +164,7 @@ def print_report(result: AutotuneResult, saved_as: Path, *, to_stderr: bool = Fa
         say(console, in_words("no_choice", result), "bold red reverse")
         say(console, in_words("faults", result), "bold red")
         return
-    lines = _short_report(result)
+    lines = [each for each in sentences(result) if each.rank < _ONLY_EXPLAINED]
     while (
         len(lines) > 1
         and sum(len(Text(each.text).wrap(console, console.width)) for each in lines) > MOST_LINES
@@ -205,6 +175,8 @@ def print_report(result: AutotuneResult, saved_as: Path, *, to_stderr: bool = Fa
     if result.scaling is not None:
         say(console, ["", *in_words("scaling", result)])
     if result.recommended is not None:
+        from rich.syntax import Syntax  # noqa: PLC0415 - loads Pygments
+
         say(console, ["", "To train with it:"])
         code = code_to_paste(result, saved_as)
         # Wrapping at the width of the terminal would break it.
@@ -218,17 +190,18 @@ def code_to_paste(result: AutotuneResult, saved_as: Path) -> str:
     """
     dataset, strategy, chosen = result.dataset, result.strategy, result.recommended
     if dataset.loader and dataset.unit != "cells":
-        chosen_ones = map(_argument, chosen.configuration.items()) if chosen else ()
-        return f"loader = {dataset.loader}({', '.join(['...', *chosen_ones])})"
+        settings = [f"{n}={value!r}" for n, value in chosen.configuration.items()] if chosen else []
+        return f"loader = {dataset.loader}({', '.join(['...', *settings])})"
     if dataset.loader:
-        settings = repr(chosen.configuration) if chosen else "..."
+        configuration = repr(chosen.configuration) if chosen else "..."
         return (
             "from cellfeed_tuner import Configuration\n\n"
-            f"loader = {dataset.loader}(...).open({settings})"
+            f"loader = {dataset.loader}(...).open({configuration})"
         )
     labels, selection = dataset.labels, dataset.selection
     columns = [*labels, *(strategy.columns if strategy else ())]
-    arguments = f"{_in_python(dataset.paths)}, obs={list(dict.fromkeys(columns))!r}"
+    files = list(folder_of(dataset.paths))
+    arguments = f"{(files if files[1:] else files[0])!r}, obs={list(dict.fromkeys(columns))!r}"
     if dataset.elements not in ((), ("X",)):
         arguments += f", elements={list(dataset.elements)!r}"
     if dataset.has_storage_options:
@@ -256,16 +229,3 @@ def code_to_paste(result: AutotuneResult, saved_as: Path) -> str:
             f"    ...  # minibatch.X, minibatch.obs[{labels[0]!r}], minibatch.rows",
         ]
     )
-
-
-def _argument(setting: tuple[str, object]) -> str:
-    return "{}={!r}".format(*setting)
-
-
-def _in_python(locations: Sequence[str]) -> str:
-    if len(locations) == 1:
-        return repr(locations[0])
-    folder = Path(locations[0]).parent  # a URL has no such folder
-    if set(map(str, folder.glob("*.h5ad"))) == set(locations):
-        return repr(str(folder))
-    return repr(list(locations))

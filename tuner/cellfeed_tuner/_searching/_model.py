@@ -1,42 +1,41 @@
 """What measurements say of every configuration: one Gaussian process over the settings."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import exp, log1p, sqrt
+from math import exp, log, log1p, sqrt
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cholesky, solve_triangular
-from scipy.optimize import minimize
+from scipy.linalg import LinAlgError, cholesky, solve_triangular
+from scipy.spatial.distance import cdist
+from scipy.special import ndtr
 
-from cellfeed_tuner._choose import Goal
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import USUAL_FREEDOM, Estimate, positive_estimate
 
-# Draws of all costs for computing probabilities, and the most promising configurations for which
-# they are drawn. Chosen: a probability of 5 % is then known to 1 %.
-N_DRAWS, MOST_DRAWN = 512, 128
 # What counts as clearly faster than another; what was not timed is recommended if it is expected
 # to be so. Chosen: nobody would set up a training again for less.
 CLEARLY_FASTER = 0.05
+# Draws for the probability that any of many is faster, and the most promising configurations for
+# which they are drawn. Chosen: a probability of 5 % is then known to 1 %.
+N_DRAWS, MOST_DRAWN = 512, 128
 # Standard deviation of the logarithm of the time unit, about which nothing is known; and of what
 # other settings than the sizes and the workers change. Chosen.
 ANY_SCALE, BY_OTHERS = 3.0, 0.3
 # How much less a cell costs with each doubling of the block size, and of the fetch factor, before
 # anything is timed. Chosen: less than from 64 to 256 in any recorded grid; smaller sizes cost more.
 BY_DOUBLING = 0.05
-# Doublings of workers that change as much as one of a size. Chosen.
-WORKER_DOUBLING = 2.0
+# A doubling of workers changes as much as this part of one of a size. Chosen.
+WORKER_DOUBLING = 0.5
 # The parameters are fitted again when there are so many times as many replicates. Chosen.
 FIT_AGAIN = 1.1
-# Steps of a fit, and how far it may go, in standard deviations of the prior. Chosen.
-MOST_STEPS, FARTHEST = 12, 4.0
+# Values of a parameter that a fit tries, in standard deviations of the prior from its median, and
+# how often it tries each parameter. Chosen.
+TRIED, PASSES = np.arange(-3.0, 3.1, 0.5), 2
 # Added to variances, so that matrices are invertible.
 JITTER = 1e-9
 
 _Floats = NDArray[np.float64]
-_Places = NDArray[np.int64]
 
 
 class Parameters(NamedTuple):
@@ -44,34 +43,29 @@ class Parameters(NamedTuple):
 
     Attributes
     ----------
-    sizes
-        What block size and fetch factor change.
-    reach
-        Doublings of them over which that fades.
-    workers
-        What workers change, differently for different sizes.
-    own
-        What is peculiar to a configuration.
     noise
         Of a replicate.
+    sizes
+        What block size, fetch factor and workers change.
+    reach
+        Doublings of them over which that fades.
+    own
+        What is peculiar to a configuration.
     turn
         What replicates of one turn have in common.
     """
 
+    noise: float
     sizes: float
     reach: float
-    workers: float
     own: float
-    noise: float
     turn: float
 
 
 # Medians of the parameters, and the factors that are a standard deviation. Chosen: wide, and fitted
 # to no recorded grid.
-TYPICAL = Parameters(sizes=0.6, reach=3.0, workers=0.2, own=0.08, noise=0.07, turn=0.03)
-FACTORS = Parameters(sizes=2.0, reach=1.6, workers=1.8, own=3.0, noise=1.8, turn=2.5)
-# Where a second fit begins: configurations have nothing in common.
-UNRELATED = Parameters(sizes=0.1, reach=3.0, workers=0.1, own=0.4, noise=0.1, turn=0.03)
+TYPICAL = Parameters(noise=0.07, sizes=0.6, reach=3.0, own=0.08, turn=0.03)
+FACTORS = Parameters(noise=1.8, sizes=2.0, reach=1.6, own=3.0, turn=2.5)
 
 
 class Replicate(NamedTuple):
@@ -81,99 +75,44 @@ class Replicate(NamedTuple):
     turn: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Features:
-    """Settings as numbers, each of shape (n,): logarithms of sizes, and the group of all others."""
-
-    block: _Floats
-    fetch: _Floats
-    workers: _Floats
-    others: _Places
-
-    @property
-    def expected(self) -> _Floats:
-        """Logarithms of costs before anything is timed, up to a constant."""
-        return -BY_DOUBLING * (self.block + self.fetch)
-
-    @classmethod
-    def of(cls, configurations: Sequence[Configuration]) -> "_Features":
-        groups: dict[tuple[object, ...], int] = {}
-        for each in configurations:
-            groups.setdefault(tuple(each.others.items()), len(groups))
-        sizes = np.log2(
-            [(each.block_size, each.fetch_factor, 1 + each.num_workers) for each in configurations]
-        ).reshape(-1, 3)
-        others = np.array(
-            [groups[tuple(each.others.items())] for each in configurations], dtype=np.int64
-        )
-        block, fetch, workers = sizes.T
-        return cls(block, fetch, workers, others)
-
-    def apart(self, rows: _Places, columns: _Places) -> tuple[_Floats, _Floats, NDArray[np.bool_]]:
-        """Return distances of sizes and of workers in doublings, and whether the rest is equal."""
-
-        def between(values: NDArray[np.generic]) -> _Floats:
-            difference: _Floats = np.subtract.outer(values[rows], values[columns])
-            return difference
-
-        sizes = np.hypot(between(self.block), between(self.fetch))
-        return sizes, WORKER_DOUBLING * np.abs(between(self.workers)), between(self.others) == 0
-
-
-class _Solved(NamedTuple):
-    """The replicates' configurations, their mean, and the root and weights that predict others."""
-
-    rows: _Places
-    level: float
-    root: _Floats
-    weights: _Floats
-
-
-def _fading(distance: _Floats, reach: float) -> tuple[_Floats, _Floats]:
-    """Return Matern's correlation (3/2), and its slope in the logarithm of the reach."""
-    scaled = np.sqrt(3.0) * distance / reach
-    fading = np.exp(-scaled)
-    return (1 + scaled) * fading, scaled**2 * fading
-
-
 class Model:
     """The costs of configurations, as far as replicates tell.
 
     The logarithm of seconds per cell is the sum of a trend (`BY_DOUBLING`), a smooth function of
-    block size and fetch factor (in doublings), another one of these and the workers, something
-    peculiar to each configuration, something that all replicates of a turn share, and noise: a
-    Gaussian process. Its parameters are the likeliest, given the replicates and the prior
-    (`TYPICAL`); they say how much a replicate tells of its neighbours, and nothing where there is
-    no structure. Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), chapters 2
-    and 5.
+    block size, fetch factor and workers (in doublings), something peculiar to each configuration,
+    something that all replicates of a turn share, and noise: a Gaussian process. Its parameters are
+    the likeliest, given the replicates and the prior (`TYPICAL`); they say how much a replicate
+    tells of its neighbours, and nothing where there is no structure. Rasmussen and Williams,
+    Gaussian Processes for Machine Learning (2006), chapters 2 and 5.
 
     Parameters
     ----------
     configurations, candidates
         Those that can run, and those of them that may be chosen by entropy and memory.
-    goal_of
-        Returns the goal for a list of configurations.
+    need
+        Cells per second that suffice; None if the fastest is the best.
+    worth
+        How good a configuration is that has the needed throughput.
     seed
         Seed of the draws.
     """
 
     def __init__(
         self,
-        configurations: Sequence[Configuration],
+        configurations: Iterable[Configuration],
         candidates: Iterable[Configuration],
         *,
-        goal_of: Callable[[Sequence[Configuration]], Goal],
+        need: float | None = None,
+        worth: Callable[[Configuration], float] = lambda _: 0.0,
         seed: int = 0,
     ) -> None:
-        self._goal_of, self._seed = goal_of, seed
-        self._replicates: dict[Configuration, tuple[Replicate, ...]] = {}
+        self._need, self._worth, self._seed = need, worth, seed
+        self._place = {each: place for place, each in enumerate(configurations)}
         self._candidates = dict.fromkeys(candidates)
+        self._replicates: dict[Configuration, Sequence[Replicate]] = {}
         self._parameters, self._n_fitted = TYPICAL, 0
         # Derived from the replicates, until there are more.
-        self._values: _Floats | None = None
-        self._solved: _Solved | None = None
-        self._costs: dict[Configuration, float] = {}
-        self._set(configurations)
+        self._is_current, self._prospects = False, dict[Configuration, tuple[float, float]]()
 
     @property
     def candidates(self) -> list[Configuration]:
@@ -182,37 +121,32 @@ class Model:
 
     def tell(self, configuration: Configuration, replicates: Sequence[Replicate]) -> None:
         """Update the replicates of a configuration; without any, it has failed."""
-        if configuration not in self._place:
-            self._set([*self._place, configuration])
-        if not replicates:
+        self._place.setdefault(configuration, len(self._place))
+        self._is_current, self._prospects = False, {}
+        if replicates:
+            self._replicates[configuration] = replicates
+        else:
             self.withdraw(configuration)
-            return
-        self._replicates[configuration] = tuple(replicates)
-        self._forget()
 
     def withdraw(self, configuration: Configuration) -> None:
         """Leave out a configuration that has failed, or is not feasible after all."""
         self._candidates.pop(configuration, None)
-        self._values = None
+        self._prospects = {}
 
     def add(self, candidates: Iterable[Configuration]) -> None:
         """Add new candidates."""
-        new = [each for each in candidates if each not in self._place]
-        if new:
-            self._candidates |= dict.fromkeys(new)
-            self._set([*self._place, *new])
-
-    def update_goal(self) -> None:
-        """Update the goal, since more is known about entropies."""
-        self._goal = self._goal_of(list(self._place))
-        self._forget()
+        for each in candidates:
+            if each not in self._place:
+                self._place[each] = len(self._place)
+                self._candidates[each] = None
+                self._is_current, self._prospects = False, {}
 
     def seconds_per_cell(self) -> Mapping[Configuration, float]:
         """Return the median cost of each configuration; empty before any measurement."""
-        if not self._costs and self._replicates:
-            mean, _ = self._known()
-            self._costs = dict(zip(self._place, np.exp(mean).tolist(), strict=True))
-        return self._costs
+        if not self._replicates:
+            return {}
+        self._update()
+        return dict(zip(self._place, np.exp(self._mean).tolist(), strict=True))
 
     def speed(self, configuration: Configuration) -> Estimate | None:
         """Return cells per second, with their 95 % interval; None before any measurement.
@@ -234,167 +168,154 @@ class Model:
         if not self._replicates or not {one, other} <= self._place.keys():
             return None
         mean, covariance = self._posterior([one, other])
-        variance = float(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1])
+        variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
         return positive_estimate(exp(mean[1] - mean[0]), sqrt(max(0.0, variance)), self._freedom)
 
     @property
     def leader(self) -> Configuration | None:
         """The candidate that is expected to be the best; None before any measurement."""
-        if not self._replicates:
+        if not self._replicates or not self._candidates:
             return None
-        mean = self._drawn().mean(axis=0)
-        return max(self._candidates, key=lambda each: mean[self._place[each]], default=None)
+        return self.candidates[int(np.argmax(self._expected()[0]))]
 
     def prospects(self) -> dict[Configuration, tuple[float, float]]:
         """Return how each other candidate compares with the leader.
 
-        The probability that it is better, and the expected improvement (0 where it is worse).
+        The probability that it is better, and the expected improvement.
         """
-        leader = self.leader
-        if leader is None:
-            return {}
-        values = self._drawn()
-        leads = values - values[:, [self._place[leader]]]
-        chances, gains = (leads > 0).mean(axis=0), np.maximum(leads, 0.0).mean(axis=0)
-        others = {each: self._place[each] for each in self._candidates if each != leader}
-        return {each: (float(chances[at]), float(gains[at])) for each, at in others.items()}
+        if self._prospects or (leader := self.leader) is None:
+            return self._prospects
+        values, enough = self._expected()
+        at, candidates = self.candidates.index(leader), self.candidates
+        places = np.array([self._place[each] for each in candidates])
+        ahead = self._mean[places[at]] - self._mean[places]
+        covariances = self._covariance(places, places[[at]])[:, 0]
+        error = self._variance[places] + self._variance[places[at]] - 2 * covariances
+        error = np.sqrt(np.maximum(error, JITTER))
+        chances = ndtr(ahead / error)
+        gains = ahead * chances + error * _density(ahead / error)
+        if self._need is not None:  # speed counts only where neither is fast enough
+            worth = np.array([self._worth(each) for each in candidates])
+            neither = (1 - enough) * (1 - enough[at])
+            better = np.where(worth > worth[at], enough, enough * (1 - enough[at]))
+            chances = better + neither * chances
+            gains = enough * np.maximum(0.0, worth - values[at]) + neither * gains
+        found = zip(candidates, zip(chances.tolist(), gains.tolist(), strict=True), strict=True)
+        self._prospects = {each: prospect for each, prospect in found if each != leader}
+        return self._prospects
 
     def chance_of_faster(self, configuration: Configuration) -> float:
         """Return the probability that any candidate that was not timed is clearly faster."""
         others = [each for each in self._candidates if each not in self._replicates]
         if not others or not self._replicates or configuration not in self._place:
             return 0.0
-        logs = self._draws([configuration, *others])
+        costs = self.seconds_per_cell()
+        others = sorted(others, key=costs.__getitem__)[:MOST_DRAWN]
+        rng = np.random.default_rng(self._seed)
+        logs = rng.multivariate_normal(*self._posterior([configuration, *others]), N_DRAWS)
         return float((logs[:, :1] - logs[:, 1:] > log1p(CLEARLY_FASTER)).any(axis=1).mean())
+
+    def _expected(self) -> tuple[_Floats, _Floats]:
+        """Return the expected value of each candidate, and the probability that it is fast enough.
+
+        Without a need, the value is the logarithm of cells per second. With one, it is the worth
+        of what has it; what has not is worse than that, and worse the slower it is.
+        """
+        self._update()
+        places = [self._place[each] for each in self._candidates]
+        speed = -self._mean[places]
+        if self._need is None:
+            return speed, np.ones(speed.size)
+        error = np.sqrt(np.maximum(self._variance[places], JITTER))
+        lead = speed - log(self._need)
+        enough = ndtr(lead / error)
+        worth = np.array([self._worth(each) for each in self._candidates])
+        lacking = lead * (1 - enough) - error * _density(lead / error)
+        return worth * enough + lacking, enough
 
     @property
     def _freedom(self) -> float:
         """Degrees of freedom of the spread of replicates; its prior has some."""
         return USUAL_FREEDOM + sum(len(each) - 1 for each in self._replicates.values())
 
-    def _set(self, configurations: Sequence[Configuration]) -> None:
-        self._place = {each: place for place, each in enumerate(configurations)}
-        self._features = _Features.of(configurations)
-        self._goal = self._goal_of(configurations)
-        self._forget()
-
-    def _forget(self) -> None:
-        self._values, self._solved, self._costs = None, None, {}
-
-    def _drawn(self) -> _Floats:
-        """Return draws of the values to maximize, shape (n_draws, n_configurations).
-
-        Unpromising configurations have their mean in all draws.
-        """
-        if self._values is None:
-            mean, variance = self._known()
-            promising = self._goal(-mean + 2 * np.sqrt(variance))
-            names = list(self._place)
-            drawn = np.argsort(-promising, kind="stable")[:MOST_DRAWN]
-            logs = np.tile(mean, (N_DRAWS, 1))
-            logs[:, drawn] = self._draws([names[place] for place in drawn.tolist()])
-            self._values = self._goal(-logs)
-        return self._values
-
-    def _draws(self, configurations: Sequence[Configuration]) -> _Floats:
-        """Return draws of the logarithms of costs, shape (n_draws, n)."""
-        mean, covariance = self._posterior(configurations)
-        n_replicates = sum(map(len, self._replicates.values()))
-        rng = np.random.default_rng((self._seed, n_replicates))
-        values, vectors = np.linalg.eigh(covariance)
-        root = vectors * np.sqrt(np.maximum(values, 0.0))
-        drawn: _Floats = mean + rng.standard_normal((N_DRAWS, mean.size)) @ root.T
-        return drawn
-
-    def _known(self) -> tuple[_Floats, _Floats]:
-        """Return mean and variance of each configuration's logarithm of seconds per cell."""
-        every = np.arange(len(self._place))
-        mean, root = self._given(every)
-        sizes, _, workers, own, *_ = self._parameters
-        prior = sizes**2 + workers**2 + own**2 + BY_OTHERS**2 + ANY_SCALE**2
-        return mean, np.maximum(0.0, prior - (root**2).sum(axis=0))
-
     def _posterior(self, configurations: Sequence[Configuration]) -> tuple[_Floats, _Floats]:
         """Return mean and covariance of the logarithms of seconds per cell."""
-        places = np.array([self._place[each] for each in configurations], dtype=np.int64)
-        mean, root = self._given(places)
-        return mean, self._covariance(places, places) - root.T @ root
+        self._update()
+        places = np.array([self._place[each] for each in configurations])
+        return self._mean[places], self._covariance(places, places)
 
-    def _given(self, places: _Places) -> tuple[_Floats, _Floats]:
-        """Return means, and the part of the covariance that is known, as its root."""
-        if self._solved is None:
-            self._solved = self._solve()
-        rows, level, root, weights = self._solved
-        known: _Floats = solve_triangular(root, self._covariance(rows, places), lower=True)
-        return self._features.expected[places] + level + known.T @ weights, known
+    def _covariance(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> _Floats:
+        known: _Floats = self._known[:, rows].T @ self._known[:, columns]
+        return self._prior(rows, columns, self._parameters) - known
 
-    def _solve(self) -> "_Solved":
-        """Fit the parameters if there are enough new replicates, and solve for all of them."""
-        rows, turns, logs = self._rows()
-        logs = logs - self._features.expected[rows]
+    def _update(self) -> None:
+        """Solve for all configurations, with new parameters if there are enough new replicates."""
+        if self._is_current:
+            return
+        self._is_current = True
+        sizes = [(e.block_size, e.fetch_factor, 1 + e.num_workers) for e in self._place]
+        self._points = np.log2(np.array(sizes, np.float64)) * (1.0, 1.0, WORKER_DOUBLING)
+        others = [tuple(each.others.items()) for each in self._place]
+        number = {each: place for place, each in enumerate(dict.fromkeys(others))}
+        self._groups = np.array([number[each] for each in others])
+        trend = -BY_DOUBLING * self._points[:, :2].sum(axis=1)
+        found = [(self._place[each], *one) for each, own in self._replicates.items() for one in own]
+        rows, seconds, turns = (np.array(each) for each in zip(*found, strict=True))
+        logs = np.log(seconds) - trend[rows]
+        level = logs.mean()
         if logs.size >= FIT_AGAIN * self._n_fitted:
-            self._parameters, self._n_fitted = self._fit(rows, turns, logs), logs.size
-        noise, turn = self._parameters.noise, self._parameters.turn
-        seen = self._covariance(rows, rows) + turn**2 * np.equal.outer(turns, turns)
-        seen += (noise**2 + JITTER) * np.eye(logs.size)
-        root, level = cholesky(seen, lower=True), float(logs.mean())
-        return _Solved(rows, level, root, solve_triangular(root, logs - level, lower=True))
+            self._n_fitted = logs.size
+            self._parameters = self._fit(rows, turns, logs - level)
+        root = cholesky(self._of_replicates(rows, turns, self._parameters), lower=True)
+        weights = solve_triangular(root, logs - level, lower=True)
+        every = np.arange(len(self._place))
+        prior = self._prior(rows, every, self._parameters)
+        self._known: _Floats = solve_triangular(root, prior, lower=True)
+        self._mean: _Floats = trend + level + self._known.T @ weights
+        own = self._parameters.sizes**2 + self._parameters.own**2 + BY_OTHERS**2 + ANY_SCALE**2
+        self._variance: _Floats = np.maximum(0.0, own - (self._known**2).sum(axis=0))
 
-    def _rows(self) -> tuple[_Places, _Places, _Floats]:
-        """Return the configuration, the turn and the logarithm of the cost of each replicate."""
-        found = [
-            (self._place[each], one.turn, one.seconds_per_cell)
-            for each, own in self._replicates.items()
-            for one in own
-        ]
-        rows, turns, seconds = zip(*found, strict=True)
-        return np.array(rows, np.int64), np.array(turns, np.int64), np.log(seconds)
+    def _prior(
+        self, rows: NDArray[np.intp], columns: NDArray[np.intp], parameters: Parameters
+    ) -> _Floats:
+        """Return covariances before anything is timed, with Matern's correlation (3/2)."""
+        scaled = cdist(self._points[rows], self._points[columns]) * sqrt(3.0) / parameters.reach
+        found: _Floats = parameters.sizes**2 * (1 + scaled) * np.exp(-scaled) + ANY_SCALE**2
+        found += parameters.own**2 * np.equal.outer(rows, columns)
+        found += BY_OTHERS**2 * np.equal.outer(self._groups[rows], self._groups[columns])
+        return found
 
-    def _covariance(self, rows: _Places, columns: _Places) -> _Floats:
-        sizes, workers, alike = self._features.apart(rows, columns)
-        by_size, by_workers = (
-            _fading(each, self._parameters.reach)[0] for each in (sizes, workers)
-        )
-        found: _Floats = self._parameters.sizes**2 * by_size
-        found += self._parameters.workers**2 * by_size * by_workers
-        found += self._parameters.own**2 * np.equal.outer(rows, columns)
-        return found + BY_OTHERS**2 * alike + ANY_SCALE**2
+    def _of_replicates(
+        self, rows: NDArray[np.intp], turns: NDArray[np.intp], parameters: Parameters
+    ) -> _Floats:
+        found = self._prior(rows, rows, parameters)
+        found += parameters.turn**2 * np.equal.outer(turns, turns)
+        found[np.diag_indices(rows.size)] += parameters.noise**2 + JITTER
+        return found
 
-    def _fit(self, rows: _Places, turns: _Places, logs: _Floats) -> Parameters:
-        """Return the likeliest parameters, given the replicates and the prior."""
-        sizes, workers, alike = self._features.apart(rows, rows)
-        eye, same = np.eye(logs.size), np.equal.outer(rows, rows)
-        together = np.equal.outer(turns, turns)
-        seen, typical, factors = logs - logs.mean(), np.log(TYPICAL), np.log(FACTORS)
+    def _fit(self, rows: NDArray[np.intp], turns: NDArray[np.intp], logs: _Floats) -> Parameters:
+        """Return the likeliest parameters, given the replicates and the prior, one by one."""
+        found = dict.fromkeys(Parameters._fields, 0.0)
 
-        def loss(at: _Floats) -> tuple[float, _Floats]:
-            now = Parameters(*np.exp(at).tolist())
-            by_size, size_slope = _fading(sizes, now.reach)
-            by_workers, worker_slope = _fading(workers, now.reach)
-            alone, both = now.sizes**2 * by_size, now.workers**2 * by_size * by_workers
-            slope = now.sizes**2 * size_slope
-            slope += now.workers**2 * (size_slope * by_workers + by_size * worker_slope)
-            parts = [
-                *(2 * alone, slope, 2 * both, 2 * now.own**2 * same),
-                *(2 * now.noise**2 * eye, 2 * now.turn**2 * together),
-            ]
-            total = alone + both + now.own**2 * same + now.turn**2 * together
-            total += (now.noise**2 + JITTER) * eye + BY_OTHERS**2 * alike + ANY_SCALE**2
-            inverse, (_, log_determinant) = np.linalg.inv(total), np.linalg.slogdet(total)
-            weights, off = inverse @ seen, (at - typical) / factors
-            excess = inverse - np.outer(weights, weights)
-            value = (seen @ weights + log_determinant + off @ off) / 2
-            gradient = [np.vdot(excess, part) / 2 for part in parts]
-            return float(value), np.array(gradient) + off / factors
+        def parameters(steps: Mapping[str, float]) -> Parameters:
+            factors = np.array(FACTORS) ** np.array(list(steps.values()))
+            return Parameters(*(np.array(TYPICAL) * factors).tolist())
 
-        ends = list(zip(typical - FARTHEST * factors, typical + FARTHEST * factors, strict=True))
-        starts = dict.fromkeys([self._parameters, UNRELATED])
-        fits = [
-            minimize(
-                loss, np.log(each), jac=True, method="L-BFGS-B", bounds=ends,
-                options={"maxiter": MOST_STEPS},
-            )
-            for each in starts
-        ]  # fmt: skip
-        best = min(fits, key=lambda fit: float(fit.fun))
-        return Parameters(*np.exp(best.x).tolist())
+        def loss(steps: Mapping[str, float]) -> float:
+            try:
+                root = cholesky(self._of_replicates(rows, turns, parameters(steps)), lower=True)
+            except LinAlgError:
+                return np.inf
+            seen = solve_triangular(root, logs, lower=True)
+            prior = sum(each**2 for each in steps.values())
+            return float(np.log(np.diag(root)).sum() + (seen @ seen + prior) / 2)
+
+        for name in PASSES * Parameters._fields:
+            found = min(({**found, name: each} for each in TRIED.tolist()), key=loss)
+        return parameters(found)
+
+
+def _density(z: _Floats) -> _Floats:
+    """Return the density of the standard normal distribution."""
+    density: _Floats = np.exp(-(z**2) / 2) / sqrt(2 * np.pi)
+    return density

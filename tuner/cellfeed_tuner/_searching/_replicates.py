@@ -19,7 +19,7 @@ from cellfeed_tuner._constants import (
 from cellfeed_tuner._interval import Estimate, seen_spread
 from cellfeed_tuner._machine import OtherPrograms
 from cellfeed_tuner._measuring._delivery import DeliveredCell
-from cellfeed_tuner._measuring._measurement import LEAST_ROUNDS, Measurement, measure_with, pooled
+from cellfeed_tuner._measuring._measurement import Measurement, measure_with, pooled
 from cellfeed_tuner._measuring._page_cache import CacheState
 from cellfeed_tuner._measuring._process import Runs
 from cellfeed_tuner._measuring._timing import MakeDataset, Step, TimingRequest
@@ -57,8 +57,12 @@ class Measurements:
         the same work would take without other programs; see `undisturbed_share`.
     sampled
         Cells of the last replicate of each configuration; the one measured last comes last.
+    turn
+        The number of the turn; replicates of one turn share what the machine did meanwhile.
     n_replicates, n_discarded
         Replicates of all configurations, and others in which code was compiled.
+    n_requests
+        Concurrent requests that a server was found to sustain.
     """
 
     process: Runs
@@ -73,18 +77,15 @@ class Measurements:
     step: Step | None = None
     ranks: Ranks = field(default_factory=Ranks)
     by_clock: bool = False
-    faults: dict[Configuration, str] = field(default_factory=dict, init=False)
-    n_replicates: int = field(default=0, init=False)
+    faults: dict[Configuration, str] = field(default_factory=dict)
+    sampled: dict[Configuration, tuple[DeliveredCell, ...]] = field(default_factory=dict)
+    n_replicates: int = 0
+    n_requests: int = 0
+    turn: int = field(default=0, init=False)
     n_discarded: int = field(default=0, init=False)
     others: OtherPrograms = field(default_factory=OtherPrograms, init=False)
-    sampled: dict[Configuration, tuple[DeliveredCell, ...]] = field(
-        default_factory=dict, init=False
-    )
-    _overheads: list[float] = field(default_factory=list, init=False)
-    # Concurrent requests that a server was found to sustain.
-    _n_requests: int = field(default=0, init=False)
     _taken: dict[Configuration, list[_Taken]] = field(default_factory=dict, init=False)
-    _turn: int = field(default=0, init=False)
+    _overheads: list[float] = field(default_factory=list, init=False)
     # The last replicates of any.
     _last: deque[Measurement] = field(default_factory=lambda: deque(maxlen=4), init=False)
 
@@ -102,65 +103,43 @@ class Measurements:
         """Return all replicates of a configuration as one measurement."""
         return pooled([each.found for each in self._taken[configuration]])
 
-    def with_throughput(self) -> dict[Configuration, Measurement]:
-        """Return what was measured of each configuration that has a throughput."""
-        found = {each: self[each] for each in self}
-        return {each: one for each, one in found.items() if one.round_seconds}
-
     def entropy_within(self, configuration: Configuration) -> Estimate | None:
         """Return the entropy of the first label within the other; None where there is none."""
         if self.given is None or configuration not in self:
             return None
         return self[configuration].entropy_bits.get(LabelWithin(self.labels[0], self.given))
 
-    @property
-    def turn(self) -> int:
-        """The number of the turn."""
-        return self._turn
-
-    def begin_turn(self, number: int | None = None) -> None:
-        """Count replicates from now on to another turn, the next one unless a number is given."""
-        self._turn = self._turn + 1 if number is None else number
-
     def n_turns(self, configuration: Configuration, other: Configuration | None = None) -> int:
         """Return in how many turns a configuration was timed beside others, or beside another."""
-        turns = {
-            each: {one.turn for one in self._taken.get(each, ()) if one.in_turn}
+        turns = (
+            {one.turn for one in self._taken.get(each, ()) if one.in_turn}
             for each in (configuration, other or configuration)
-        }
-        return len(set.intersection(*turns.values()))
+        )
+        return len(set.intersection(*turns))
 
-    @property
-    def has_delivered(self) -> bool:
-        """Whether any configuration has delivered a whole fetch."""
-        return any(one.found.first_round_seconds for own in self._taken.values() for one in own)
+    def has_delivered(self, configuration: Configuration | None = None) -> bool:
+        """Return whether a configuration, or any, has delivered a whole fetch."""
+        some = self if configuration is None else [configuration]
+        taken = (one for each in some for one in self._taken.get(each, ()))
+        return any(one.found.first_round_seconds is not None for one in taken)
 
     def take(
         self,
         configuration: Configuration,
-        least_rounds: int = 1,
         *,
         in_turn: bool = False,
-        seconds: float = REPLICATE_SECONDS,
         limit_seconds: float | None = None,
-        is_sustained: bool = False,
+        **settings: float,
     ) -> Measurement:
         """Measure one more replicate of a configuration, keep it and return it.
 
-        Its counted rounds take ``seconds``, without a limit to their number if ``is_sustained``.
+        ``settings`` are those of `timed`.
         """
         limit = min(limit_seconds or self.budget.limit_seconds, self.budget.left)
         limit = max(LEAST_LIMIT_LEFT, limit)
-        new = self.timed(
-            configuration,
-            least_rounds=least_rounds,
-            limit_seconds=limit,
-            seconds=seconds,
-            is_sustained=is_sustained,
-        )
-        taken = _Taken(new, self._turn, in_turn, limit)
+        new = self.timed(configuration, limit_seconds=limit, **settings)  # type: ignore[arg-type]
+        taken = _Taken(new, self.turn, in_turn, limit)
         self._taken.setdefault(configuration, []).append(taken)
-        self.n_replicates += 1
         return new
 
     def restore(self, found: Measurement, turn: int) -> None:
@@ -178,9 +157,8 @@ class Measurements:
 
     def longest_seconds(self, configuration: Configuration) -> float:
         """Return how long a configuration was measured without a break, at most."""
-        found = [each.found for each in self._taken.get(configuration, ())]
-        seconds = [each.uncounted_seconds + sum(each.round_seconds) for each in found]
-        return max(seconds, default=0.0)
+        taken = self._taken.get(configuration, ())
+        return max((each.found.seconds_in_rounds for each in taken), default=0.0)
 
     def start_seconds(self, configuration: Configuration) -> float:
         """Return how much longer than others the first rounds of the last replicate took.
@@ -198,9 +176,7 @@ class Measurements:
     @property
     def slowdown(self) -> float:
         """How many times as long as without other programs the last replicates took."""
-        if self.by_clock:
-            return 1.0
-        last = [each for each in self._last if each.round_seconds]
+        last = [each for each in self._last if each.round_seconds and not self.by_clock]
         return median(1 / each.undisturbed_share for each in last) if last else 1.0
 
     @property
@@ -220,34 +196,27 @@ class Measurements:
             for taken in self._taken.values()
         )
 
-    def _fastest_so_far(self) -> str:
-        speeds = {
-            each: found.rough_cells_per_second for each, found in self.with_throughput().items()
-        }
-        if not speeds:
-            return ""
-        fastest = max(speeds, key=lambda each: speeds[each])
-        return f"; fastest so far: {fastest}"
-
     def timed(
         self,
         configuration: Configuration,
         *,
-        least_rounds: int = LEAST_ROUNDS,
+        least_rounds: int = 1,
         step_seconds: float = 0.0,
-        limit_seconds: float | None = None,
-        prefetch: int | None = None,
+        limit_seconds: float,
         seconds: float = REPLICATE_SECONDS,
         is_sustained: bool = False,
         ranks: Ranks | None = None,
     ) -> Measurement:
-        """Measure a configuration without adding to its replicates.
+        """Measure a configuration without keeping it as one of its replicates.
 
-        If other ``ranks`` are given, they sleep in place of a training step.
+        Counted rounds take ``seconds``, without a limit to their number if ``is_sustained``. If
+        other ``ranks`` are given, they sleep in place of a training step.
         """
-        seconds_in_all, begin = self.budget.seconds, self.budget.spent
-        doing = f"timing {configuration}{self._fastest_so_far()}"
-        self.on_progress("throughput", min(begin, seconds_in_all), seconds_in_all, doing)
+        in_all, begin = self.budget.seconds, self.budget.spent
+        speeds = {each: self[each].rough_cells_per_second for each in self}
+        fastest = max((each for each in speeds if speeds[each]), key=speeds.get, default=None)  # type: ignore[arg-type]
+        doing = f"timing {configuration}" + (f"; fastest so far: {fastest}" if fastest else "")
+        self.on_progress("throughput", min(begin, in_all), in_all, doing)
         request = TimingRequest(
             configuration=configuration,
             batch_size=self.batch_size,
@@ -262,22 +231,21 @@ class Measurements:
             step_seconds=step_seconds,
             step=self.step if step_seconds and ranks is None else None,
             make_dataset=self.make_dataset,
-            prefetch=prefetch,
-            n_requests=self._n_requests,
+            n_requests=self.n_requests,
             ranks=ranks or self.ranks,
         )
-        limit = limit_seconds or self.budget.limit_seconds
-        found = measure_with(self.process, request, limit_seconds=limit)
+        self.n_replicates += 1
+        found = measure_with(self.process, request, limit_seconds=limit_seconds)
         if found.compiling_seconds:  # it was part of what was timed
             self.n_discarded += 1
-            limit = max(LEAST_LIMIT_LEFT, min(limit, self.budget.left))
+            limit = max(LEAST_LIMIT_LEFT, min(limit_seconds, self.budget.left))
             found = measure_with(self.process, request, limit_seconds=limit)
         self._last.append(found)
-        in_rounds = found.uncounted_seconds + sum(found.round_seconds)
         if found.round_seconds:
-            self._overheads.append(max(0.0, self.budget.spent - begin - in_rounds))
+            beside = self.budget.spent - begin - found.seconds_in_rounds
+            self._overheads.append(max(0.0, beside))
         self.others += found.others
-        self._n_requests = found.n_requests or self._n_requests
+        self.n_requests = found.n_requests or self.n_requests
         if found.delivery_fault:
             self.faults.setdefault(configuration, found.delivery_fault)
         if found.sampled:
@@ -286,60 +254,52 @@ class Measurements:
         return replace(found, sampled=())
 
     def result(
-        self,
-        configuration: Configuration,
-        entropies: Mapping[str, EntropyBits],
-        not_timed: tuple[Status, str] | None,
+        self, configuration: Configuration, entropies: Mapping[str, EntropyBits]
     ) -> ConfigurationResult:
-        """Return what is known of a configuration, with the entropy of each label in order.
-
-        ``not_timed`` says why it was not timed, with a note; None if it was.
-        """
-        if not_timed is None:
-            measurement = self[configuration]
-            bits = measurement.entropy_bits
-            entropies = {n: replace(each, measured=bits.get(n)) for n, each in entropies.items()}
-        first, *others = entropies
-        result = ConfigurationResult(
-            configuration=configuration,
-            status="timed",
-            entropy_bits=entropies[first],
-            further_labels={each: LabelResult(entropy_bits=entropies[each]) for each in others},
-        )
-        if not_timed is not None:
-            return replace(result, status=not_timed[0], note=not_timed[1])
-        status: Status = "timed" if measurement.round_seconds else "too long"
+        """Return what was measured of a configuration, with each label's entropy in order."""
+        found = self[configuration]
+        bits = {n: replace(e, measured=found.entropy_bits.get(n)) for n, e in entropies.items()}
         return replace(
-            result,
-            status=measurement.status if measurement.failure else status,
-            note=measurement.note,
-            n_rounds=len(measurement.round_seconds),
-            peak_memory_bytes=measurement.peak_memory_bytes,
-            bytes_read_per_cell=measurement.bytes_read_per_cell,
+            untimed(configuration, bits, "timed"),
+            status=found.status,
+            note=found.note,
+            n_rounds=len(found.round_seconds),
+            peak_memory_bytes=found.peak_memory_bytes,
+            bytes_read_per_cell=found.bytes_read_per_cell,
         )
 
     def replicates(self, configuration: Configuration) -> list[Replicate]:
-        """Return the cost in each replicate; empty if the configuration failed."""
-        if found := self.timed_replicates(configuration):
-            return found
+        """Return the cost in each replicate with a counted round; empty if it failed.
+
+        If no round ended in time, a round takes longer than the limit.
+        """
         taken = self._taken[configuration]
-        if taken[0].found.failure:
-            return []
-        # If no round ended in time, a round takes longer than the limit.
+        found = [Replicate(self.cost(e.found), e.turn) for e in taken if e.found.round_seconds]
+        if found or taken[0].found.failure:
+            return found
         firsts = [each.found.first_round_seconds for each in taken]
         seconds = max(filter(None, firsts), default=BEYOND_LIMIT * taken[-1].limit_seconds)
         cost = seconds / self.slowdown / taken[0].found.cells_per_round
         return [Replicate(cost, taken[0].turn)]
 
-    def timed_replicates(self, configuration: Configuration) -> list[Replicate]:
-        """Return the cost in each replicate that has a counted round."""
-        return [
-            Replicate(self.cost(each.found), each.turn)
-            for each in self._taken[configuration]
-            if each.found.round_seconds
-        ]
-
     def cost(self, found: Measurement) -> float:
         """Return seconds per cell, without the delay by other programs unless ``by_clock``."""
         share = 1.0 if self.by_clock else found.undisturbed_share
         return share * float(np.mean(found.round_seconds)) / found.cells_per_round
+
+
+def untimed(
+    configuration: Configuration,
+    entropies: Mapping[str, EntropyBits],
+    status: Status,
+    note: str = "",
+) -> ConfigurationResult:
+    """Return what is known of a configuration without timing it, the first label first."""
+    first, *others = entropies
+    return ConfigurationResult(
+        configuration=configuration,
+        status=status,
+        note=note,
+        entropy_bits=entropies[first],
+        further_labels={each: LabelResult(entropy_bits=entropies[each]) for each in others},
+    )

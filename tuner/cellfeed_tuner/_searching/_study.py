@@ -101,21 +101,21 @@ class Study:
 
     def end(
         self,
-        facts: Mapping[Configuration, Mapping[str, float]],
+        facts: Mapping[str, Mapping[Configuration, float]],
         excesses: Mapping[Configuration, Mapping[str, float]],
-    ) -> None:
+    ) -> list[FrozenTrial]:
         """End all trials: FAIL without a value, PRUNED if dropped or infeasible, else COMPLETE.
 
         Parameters
         ----------
         facts, excesses
-            User attributes, and constraints by name: by how much a configuration misses each, at
-            most 0 if it is met.
+            User attributes by name; and by how much a configuration misses each constraint,
+            at most 0 if it meets it.
         """
         with quiet():
             for each, trial in self._trials.items():
-                for name, fact in facts.get(each, {}).items():
-                    trial.set_user_attr(name, fact)
+                for name, fact in facts.items():
+                    trial.set_user_attr(name, fact.get(each))
                 missed = excesses.get(each, {})
                 if hasattr(trial, "set_constraint"):  # since Optuna 5
                     for name, excess in missed.items():
@@ -126,10 +126,6 @@ class Study:
                     self._study.tell(trial, state=TrialState.PRUNED)
                 else:
                     self._study.tell(trial, self._mean(each))
-
-    @property
-    def trials(self) -> list[FrozenTrial]:
-        """The trials of configurations that were timed."""
         numbers = {trial.number for trial in self._trials.values()}
         found = self._study.get_trials(deepcopy=False)
         return [each for each in found if each.number in numbers]

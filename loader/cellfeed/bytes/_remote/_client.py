@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, wait
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -150,9 +150,9 @@ def stores_of(location: Location) -> tuple[Stores, str]:
 
 
 @cache
-def disk_cache(name: str, max_bytes: int) -> DiskCache | None:
+def disk_cache(max_bytes: int) -> DiskCache | None:
     """Return a cache on this machine's disk, one per process; None if its size limit is 0."""
-    return DiskCache(max_bytes, name=name) if max_bytes else None
+    return DiskCache(max_bytes) if max_bytes else None
 
 
 def check_url(location: Location) -> None:
@@ -307,8 +307,8 @@ _FACTOR = 3.0  # by which pauses grow
 _OVERLOAD_FACTOR = 5
 
 
-class _Attempts:
-    """The attempts at one request.
+class _Retries:
+    """The retries of one request.
 
     Pauses between them are 0.1 s, 0.3 s, 0.9 s and so on, unless the user sets others in obstore's
     ``retry_config``. An overloaded server gets pauses five times as long: a minute in total.
@@ -393,6 +393,31 @@ def answer_of(location: Location, asking: Coroutine[Any, Any, _Answer]) -> _Answ
         future.cancel()
 
 
+def answers_of(
+    location: Location, asking: Sequence[Callable[[], Coroutine[Any, Any, _Answer]]]
+) -> list[_Answer]:
+    """Run several of `ask_in_loop`, 32 at a time, and wait for all results; see `answer_of`."""
+
+    async def run() -> list[_Answer]:
+        turns = asyncio.Semaphore(_MOST_AT_ONCE)
+
+        async def in_turn(ask: Callable[[], Coroutine[Any, Any, _Answer]]) -> _Answer:
+            async with turns:
+                return await ask()
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(in_turn(ask)) for ask in asking]
+        return [task.result() for task in tasks]
+
+    try:
+        return answer_of(location, run())
+    except* CellfeedError as errors:
+        raise errors.exceptions[0] from None
+
+
+_MOST_AT_ONCE = 32
+
+
 async def ask_in_loop(
     location: Location,
     ask: Callable[[], Awaitable[_Answer]],
@@ -418,14 +443,14 @@ async def ask_in_loop(
     CellfeedError
         The server does not answer; names the object, and the bytes.
     """
-    attempts = _Attempts(location, first, stop)
+    retries = _Retries(location, first, stop)
     while True:
         try:
             return await ask()
         except CellfeedError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever obstore raises
-            pause = attempts.pause_after(error)
+            pause = retries.pause_after(error)
             if before_retry is not None:
                 before_retry(error)
         await asyncio.sleep(pause)
@@ -439,14 +464,14 @@ def ask_in_thread(location: Location, ask: Callable[[], _Answer], first: int, st
     CellfeedError
         The server does not answer; names the object, and the bytes from ``first`` to ``stop``.
     """
-    attempts = _Attempts(location, first, stop)
+    retries = _Retries(location, first, stop)
     while True:
         try:
             return ask()
         except CellfeedError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever obstore raises
-            pause = attempts.pause_after(error)
+            pause = retries.pause_after(error)
         if not is_awaited():
             raise cancelled(location)
         time.sleep(pause)

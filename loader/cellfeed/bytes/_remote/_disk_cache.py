@@ -100,12 +100,10 @@ class DiskCache:
         Bound on the size of all its files.
     folder
         Parent of the cache's folder; `cache_folder` by default.
-    name
-        Name of the cache's folder: ``bytes``, or ``pages`` for metadata.
     """
 
-    def __init__(self, max_bytes: int, folder: Path | None = None, name: str = "bytes") -> None:
-        self._folder = cache_folder(name) if folder is None else folder / name
+    def __init__(self, max_bytes: int, folder: Path | None = None) -> None:
+        self._folder = cache_folder("bytes") if folder is None else folder / "bytes"
         self._path = self._folder / "ranges.sqlite"
         journal = min(max_bytes // _SHARE_OF_JOURNAL, _LARGEST_JOURNAL)
         self._most_pages = (max_bytes - journal) // _PAGE

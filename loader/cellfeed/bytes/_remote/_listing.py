@@ -8,15 +8,16 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
-from cellfeed._errors import CellfeedError, PathError
+from cellfeed._errors import PathError
 from cellfeed.bytes._location import Location, has_suffix
 from cellfeed.bytes._remote._client import (
     WEB,
     Version,
     answer_of,
+    answers_of,
     ask_in_loop,
     check_url,
     from_loop,
@@ -108,7 +109,6 @@ def _end_requests_of_zarr() -> None:
 _MAGIC = re.compile(r"[*?\[]")
 _ZARR = {"zarr.json", ".zgroup"}  # present in a folder that is a zarr group
 _MOST_AT_ONCE = 1000
-_MOST_ASKED = 32
 
 
 def expand_url(location: Location, suffixes: Sequence[str]) -> list[Location]:
@@ -175,26 +175,14 @@ def versions_of(folder: Location, names: Sequence[str]) -> dict[str, Version]:
     """Return the versions of the objects that exist, requesting many at a time."""
     store, prefix = object_store(folder)
 
-    async def ask(name: str, turns: asyncio.Semaphore) -> Version | None:
+    async def ask(name: str) -> Version | None:
         try:
-            async with turns:
-                meta = await ask_in_loop(
-                    folder / name, lambda: store.head_async(f"{prefix}/{name}")
-                )
+            meta = await ask_in_loop(folder / name, lambda: store.head_async(f"{prefix}/{name}"))
         except PathError:
             return None
         return version_of(meta)
 
-    async def ask_all() -> list[Version | None]:
-        turns = asyncio.Semaphore(_MOST_ASKED)
-        async with asyncio.TaskGroup() as asking:
-            tasks = [asking.create_task(ask(name, turns)) for name in names]
-        return [task.result() for task in tasks]
-
-    try:
-        found = zip(names, answer_of(folder, ask_all()), strict=True)
-    except* CellfeedError as errors:
-        raise errors.exceptions[0] from None
+    found = zip(names, answers_of(folder, [partial(ask, name) for name in names]), strict=True)
     return {name: version for name, version in found if version is not None}
 
 

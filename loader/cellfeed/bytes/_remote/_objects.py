@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import CellfeedError
 from cellfeed.bytes._location import LastingIdentity, Location, digest_of
 from cellfeed.bytes._remote._client import Version, disk_cache, stores_of
 from cellfeed.bytes._remote._disk_cache import DiskCache, ObjectVersion
 from cellfeed.bytes._remote._failures import cancelled
 from cellfeed.bytes._remote._scheduler import (
+    GAP,
     LARGEST_REQUEST,
     Batch,
     Object,
@@ -201,7 +201,7 @@ class RemoteObjects(ByteStore):
                     found[k] = place
                     continue
                 try:
-                    answer = _received(place.batch.result()[place.request])
+                    answer = place.batch.result(place.request)
                 except Exception:
                     pending.ranges.clear()  # so that a retry requests them again
                     raise
@@ -278,42 +278,34 @@ class RemoteObjects(ByteStore):
         places = {ranges.listed[k]: b"" for k in np.flatnonzero(is_empty).tolist()}
         if not some.size:
             return places
-        gap = scheduler_of(self._locations(0)).link.worthwhile_gap
         order, bounds = joined(
-            ranges.files[some], firsts[some], lengths[some], gap, LARGEST_REQUEST
+            ranges.files[some], firsts[some], lengths[some], GAP, LARGEST_REQUEST
         )
         order, begins = some[order], bounds[:-1]
-        sent = self._send(
-            [
-                Request(file, first, stop, n_wanted, own)
-                for file, first, stop, n_wanted, own in zip(
-                    ranges.files[order[begins]].tolist(),
-                    firsts[order[begins]].tolist(),
-                    np.maximum.reduceat((firsts + lengths)[order], begins).tolist(),
-                    np.add.reduceat(lengths[order], begins).tolist(),
-                    (order[slice(*each)].tolist() for each in pairwise(bounds.tolist())),
-                    strict=True,
-                )
-            ]
-        )
-        for batch in sent:
+        objects = dict[int, Object]()
+        for file in np.unique(ranges.files[some]).tolist():
+            location = self._locations(file)
+            objects[file] = Object(location, stores_of(location)[1], self._versions(file))
+        requests = [
+            Request(objects[file], first, stop, n_wanted, own)
+            for file, first, stop, n_wanted, own in zip(
+                ranges.files[order[begins]].tolist(),
+                firsts[order[begins]].tolist(),
+                np.maximum.reduceat((firsts + lengths)[order], begins).tolist(),
+                np.add.reduceat(lengths[order], begins).tolist(),
+                (order[slice(*each)].tolist() for each in pairwise(bounds.tolist())),
+                strict=True,
+            )
+        ]
+        n = _REQUESTS_OF_A_BATCH
+        batches = [Batch(requests[k : k + n]) for k in range(0, len(requests), n)]
+        scheduler_of(self._locations(0)).submit(batches)
+        for batch in batches:
             for number, request in enumerate(batch.requests):
                 for k in request.ranges:
                     each = ranges.listed[k]
                     places[each] = Place(batch, number, each[1] - request.first)
         return places
-
-    def _send(self, requests: Sequence[Request]) -> Sequence[Batch]:
-        objects = dict[int, Object]()
-        for file in {each.file for each in requests}:
-            location = self._locations(file)
-            objects[file] = Object(location, stores_of(location)[1], self._versions(file))
-        n = _REQUESTS_OF_A_BATCH
-        batches = [
-            Batch(requests[begin : begin + n], objects) for begin in range(0, len(requests), n)
-        ]
-        scheduler_of(batches[0].location).submit(batches)
-        return batches
 
     def _cache_answers(
         self, ranges: Ranges, found: Sequence[Content], answered: Sequence[int]
@@ -332,7 +324,7 @@ class RemoteObjects(ByteStore):
         )
 
     def _cache(self) -> DiskCache | None:
-        return disk_cache("bytes", self._locations(0).options.cache_bytes)
+        return disk_cache(self._locations(0).options.cache_bytes)
 
     def _cached_versions(self, ranges: Ranges) -> Mapping[int, ObjectVersion]:
         """Return what identifies the objects of ranges, without those that cannot be cached."""
@@ -343,15 +335,6 @@ class RemoteObjects(ByteStore):
                 url = str(self._locations(file))
                 found[file] = ObjectVersion(url, version.strong_etag, version.size)
         return found
-
-
-def _received(answer: memoryview | BaseException | None) -> memoryview | None:
-    """Return an answer, or raise it."""
-    if isinstance(answer, CellfeedError):
-        raise type(answer)(*answer.args)  # a copy, as other threads raise it too
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
 
 
 @cache

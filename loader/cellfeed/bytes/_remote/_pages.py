@@ -9,7 +9,6 @@ While HDF5 is locked, requests are made in the calling thread, and no other Pyth
 them: a thread that drops an object of h5py would wait for that lock.
 """
 
-import asyncio
 import io
 import struct
 import threading
@@ -24,14 +23,12 @@ from cellfeed._errors import FormatError
 from cellfeed.bytes._location import Location
 from cellfeed.bytes._remote._client import (
     Version,
-    answer_of,
+    answers_of,
     ask_in_loop,
     ask_in_thread,
-    disk_cache,
     open_object,
     stores_of,
 )
-from cellfeed.bytes._remote._disk_cache import ObjectVersion
 from cellfeed.bytes._remote._failures import LengthError
 from cellfeed.bytes._remote._scheduler import LARGEST_REQUEST
 from cellfeed.bytes._store import joined
@@ -45,7 +42,7 @@ from cellfeed.bytes._store import joined
 _Read = TypeVar("_Read")
 
 
-class _Attempts:
+class _LockFreeRead:
     """The attempts at a read outside the lock.
 
     Attributes
@@ -65,7 +62,7 @@ class _Attempts:
 
 
 class _Local(threading.local):
-    attempts: _Attempts | None = None
+    attempts: _LockFreeRead | None = None
 
 
 _local = _Local()
@@ -95,7 +92,7 @@ def outside_lock(read: Callable[[], _Read]) -> _Read:
     """
     if _local.attempts is not None:
         return read()
-    attempts = _local.attempts = _Attempts()
+    attempts = _local.attempts = _LockFreeRead()
     try:
         while True:
             try:
@@ -106,10 +103,10 @@ def outside_lock(read: Callable[[], _Read]) -> _Read:
     finally:
         _local.attempts = None
         for file in attempts.fetched:
-            file.drop_cached()
+            file.drop_many()
 
 
-def _attempts_outside() -> _Attempts | None:
+def _attempts_outside() -> _LockFreeRead | None:
     """Return the attempts of this thread, if it fetches pages without the lock of h5py."""
     return None if _local.attempts is None or not _local.attempts.is_outside else _local.attempts
 
@@ -118,11 +115,10 @@ PAGE_BYTES = 1 << 14
 _PAGES_OF_A_MISS = 16
 _MOST_PREFETCHED = 256  # pages
 _GAP = 1 << 18
-_AT_ONCE = 32  # concurrent requests for one file
 _PART = 1 << 20  # of a large read, whose parts are requested concurrently
 _MOST_IN_PAGES = 1 << 26  # bytes of a read
 _MOST_PAGES = 1 << 15  # 512 MiB
-_MOST_CACHED = 1 << 30  # of pages of all objects, cached on this machine's disk
+_MANY_PAGES = 1 << 10  # 16 MiB: of a file that has been read so far
 
 _NODE_OF_CHUNKS = b"TREE\x01"
 _NODE_HEAD = 24
@@ -130,8 +126,15 @@ _NODE_ENTRIES = 64  # B-tree parameter of chunk indexes; files may set another, 
 _ADDRESS = 8
 
 
-def paged_file(location: Location) -> "PagedFile":
+def paged_file(location: Location, version: Version | None = None) -> "PagedFile":
     """Open an object as a file.
+
+    Parameters
+    ----------
+    location
+        The object.
+    version
+        The version that it must have; None to ask for it.
 
     Raises
     ------
@@ -140,12 +143,11 @@ def paged_file(location: Location) -> "PagedFile":
     RemoteError
         The server cannot be reached, or refuses the request.
     """
-    if _local.attempts is None:
-        return PagedFile(location, open_object(location))
+    files = {} if _local.attempts is None else _local.attempts.files
     key = location, id(location.options)
-    if key not in _local.attempts.files:
-        _local.attempts.files[key] = PagedFile(location, open_object(location))
-    return _local.attempts.files[key]
+    if key not in files:
+        files[key] = PagedFile(location, version or open_object(location))
+    return files[key]
 
 
 class PagedFile(io.RawIOBase):
@@ -169,9 +171,6 @@ class PagedFile(io.RawIOBase):
         self._n_dimensions = 0
         self._has_all = True
         self._prefetched_to, self._n_prefetched = -_MOST_PREFETCHED, _PAGES_OF_A_MISS
-        etag = version.strong_etag
-        self._cache = None if etag is None else disk_cache("pages", _MOST_CACHED)
-        self._cached = ObjectVersion(str(location), etag or "", version.size)
 
     @property
     def version(self) -> Version:
@@ -269,9 +268,6 @@ class PagedFile(io.RawIOBase):
         attempts = _attempts_outside()
         if attempts is not None:
             attempts.fetched.add(self)
-        pages = self._not_cached(pages)
-        if not pages:
-            return self._has_all
         offsets = np.array(pages, np.int64) * PAGE_BYTES
         sizes = np.minimum(PAGE_BYTES, self._version.size - offsets)
         order, bounds = joined(np.zeros_like(offsets), offsets, sizes, _GAP, LARGEST_REQUEST)
@@ -285,30 +281,12 @@ class PagedFile(io.RawIOBase):
                 start = int(offsets[k]) - first
                 fetched[pages[k]] = bytes(content[start : start + int(sizes[k])])
         self._pages |= fetched
-        # Only pages known to be of this version: with several ranges, `_ask` checks the last one.
-        if self._cache is not None and (attempts is not None or len(firsts) == 1):
-            self._cache.write(
-                [(self._cached, page * PAGE_BYTES, each) for page, each in fetched.items()]
-            )
         return self._has_all
 
-    def drop_cached(self) -> None:
-        """Drop pages that are cached on this machine's disk."""
-        if self._cache is not None:
+    def drop_many(self) -> None:
+        """Drop pages if they are many."""
+        if len(self._pages) > _MANY_PAGES:
             self._pages.clear()
-
-    def _not_cached(self, pages: Sequence[int]) -> list[int]:
-        """Load pages that are cached on this machine's disk, and return the others."""
-        if self._cache is None or not pages:
-            return list(pages)
-        size, firsts = self._version.size, [page * PAGE_BYTES for page in pages]
-        found = self._cache.read(
-            [(self._cached, first, min(PAGE_BYTES, size - first)) for first in firsts]
-        )
-        self._pages |= {
-            page: content for page, content in zip(pages, found, strict=True) if content is not None
-        }
-        return [page for page, content in zip(pages, found, strict=True) if content is None]
 
     def _read_large(self, view: memoryview, first: int) -> None:
         starts = range(first, first + len(view), _PART)
@@ -334,23 +312,19 @@ class PagedFile(io.RawIOBase):
     def _ask_outside(self, firsts: Sequence[int], stops: Sequence[int]) -> Sequence[memoryview]:
         """Return ranges, each checked to be of the version; waiting for them can be interrupted."""
 
-        async def ask() -> list[memoryview]:
-            gate = asyncio.Semaphore(_AT_ONCE)
-            return await asyncio.gather(
-                *(self._range(gate, *each) for each in zip(firsts, stops, strict=True))
-            )
-
-        return answer_of(self._location, ask())
-
-    async def _range(self, gate: asyncio.Semaphore, first: int, stop: int) -> memoryview:
-        async def ask() -> memoryview:
+        async def ask(first: int, stop: int) -> memoryview:
             got = await self._stores.store.get_async(self._path, options={"range": (first, stop)})
             self._version.check(got)
             content = memoryview(await got.bytes_async())
             return _of_sizes([content], [first], [stop])[0]
 
-        async with gate:
-            return await ask_in_loop(self._location, ask, first, stop)
+        return answers_of(
+            self._location,
+            [
+                partial(ask_in_loop, self._location, partial(ask, *each), *each)
+                for each in zip(firsts, stops, strict=True)
+            ],
+        )
 
     def _fetch_children(self, nodes: Sequence[bytes]) -> None:
         """Fetch all descendants of nodes of a chunk index, level by level.

@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -29,48 +29,17 @@ from cellfeed.bytes._remote._client import (
 from cellfeed.bytes._remote._failures import LengthError, cancelled, is_overload
 from cellfeed.bytes._store import LOOK_UP_SECONDS, is_awaited
 
-# Cost of a round trip to a server, and the number of concurrent requests.
-
 LARGEST_REQUEST = 1 << 23  # a larger one would arrive late, and occupy memory, as a whole
+# A gap of so many bytes between two ranges is read, too. On the loopback interface, a request costs
+# about the processor time of reading these; at 125 MB/s, they take 0.5 ms.
+GAP = 1 << 16
 
-_SMALLEST_GAP, _FIRST_GAP, _LARGEST_GAP = 1 << 12, 1 << 14, 1 << 18
-_SECONDS_OF_PROCESSORS = 5e-4  # of a request, at both ends
-_INTERVAL_SECONDS = 0.2  # interval of throughput; one large answer must not dominate it
-_N_INTERVALS = 16
+# The number of concurrent requests.
+
 _FIRST, _LEAST, _MOST = 8, 4, 256
 _GROWTH = 2
 _RISE, _GAIN = 1.4, 1.1  # of throughput: to double again, and to keep the limit
 _ROUNDS_ON_A_PLATEAU = 8
-
-
-class Link:
-    """Latency and bandwidth of the connection to one server, from the last requests.
-
-    The gap between two ranges is read and discarded if that takes no longer than another request:
-    up to ``bandwidth * (latency / 256 + 0.5 ms)`` bytes. Concurrent requests, up to 256, hide
-    latency; 0.5 ms is the processor time of a request, at both ends. Latency is the shortest time
-    to a first byte, since longer times include waiting; bandwidth is the highest throughput of all
-    requests together, in intervals of 0.2 s.
-    """
-
-    def __init__(self) -> None:
-        self._latency = float("inf")
-        self._throughputs = deque[float](maxlen=_N_INTERVALS)
-        self._n_bytes, self._began = 0, 0.0
-        self.worthwhile_gap = _FIRST_GAP
-
-    def record(self, n_bytes: int, seconds_to_first: float, now: float) -> None:
-        """Record a request that was answered."""
-        self._latency = min(self._latency, seconds_to_first)
-        self._n_bytes += n_bytes
-        if now - self._began < _INTERVAL_SECONDS:
-            return
-        if self._began:
-            self._throughputs.append(self._n_bytes / (now - self._began))
-            seconds = self._latency / _MOST + _SECONDS_OF_PROCESSORS
-            gap = int(max(self._throughputs) * seconds)
-            self.worthwhile_gap = min(max(gap, _SMALLEST_GAP), _LARGEST_GAP)
-        self._n_bytes, self._began = 0, now
 
 
 class Window:
@@ -182,19 +151,19 @@ class Object(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """Bytes of one file that are requested together.
+    """Bytes of one object that are requested together.
 
     Parameters
     ----------
-    file, first, stop
-        The file, the first byte, and the end.
+    wanted, first, stop
+        The object, the first byte, and the end.
     n_wanted
         Number of these bytes that are needed; the others are gaps.
     ranges
         Numbers of the ranges that lie in these bytes.
     """
 
-    file: int
+    wanted: Object
     first: int
     stop: int
     n_wanted: int
@@ -208,32 +177,27 @@ class Batch:
     ----------
     requests
         The requests. An object whose version is not known may end before them.
-    objects
-        The objects of the requests, by number.
 
     Attributes
     ----------
     location
         Location of one of the objects, for messages.
-    answers
-        For each request the bytes, None if there is no such object, or the error.
     is_here
         Done once each request is answered, or has failed.
     is_cancelled
         Whether the requests are no longer needed.
     """
 
-    def __init__(self, requests: Sequence[Request], objects: Mapping[int, Object]) -> None:
-        self.requests, self.objects = requests, objects
-        self.location = objects[requests[0].file].location
-        self.answers: list[memoryview | BaseException | None] = [None] * len(requests)
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests, self.location = requests, requests[0].wanted.location
+        self._answers: list[memoryview | BaseException | None] = [None] * len(requests)
         self.is_here = Future[None]()
         self.is_cancelled = False
         self.tasks = set[asyncio.Task[memoryview | None]]()
         self._n_left = len(requests)
 
-    def result(self) -> Sequence[memoryview | BaseException | None]:
-        """Wait for all answers.
+    def result(self, number: int) -> memoryview | None:
+        """Wait for all answers; return that of one request, None if there is no such object.
 
         Each request ends in bounded time, so this does too, and immediately when the process exits,
         which must not wait for a server.
@@ -242,11 +206,18 @@ class Batch:
         ------
         RemoteError
             The requests are no longer needed, as when the process exits.
+        CellfeedError
+            The request failed.
         """
         while not self.is_here.done() and not wait([self.is_here], LOOK_UP_SECONDS).done:
             if self.is_cancelled or not is_awaited():  # others may still be waiting for it
                 raise cancelled(self.location)
-        return self.answers
+        answer = self._answers[number]
+        if isinstance(answer, CellfeedError):
+            raise type(answer)(*answer.args)  # a copy, as other threads raise it too
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
     def cancel(self) -> None:
         """Cancel requests that have not been answered; from any thread, and without waiting."""
@@ -260,7 +231,7 @@ class Batch:
 
     def put(self, number: int, answer: memoryview | BaseException | None) -> None:
         """Store an answer."""
-        self.answers[number] = answer
+        self._answers[number] = answer
         self._n_left -= 1
         if not self._n_left:
             self.is_here.set_result(None)
@@ -280,7 +251,6 @@ class Scheduler:
         self._waiting = deque[tuple[Batch, int]]()
         self._n_in_flight = 0
         self._window = Window()
-        self.link = Link()
         self.counters = Counters()
 
     @property
@@ -304,7 +274,7 @@ class Scheduler:
                 continue
             self._n_in_flight += 1
             request = batch.requests[number]
-            receiving = self._receive(request, batch.objects[request.file])
+            receiving = self._receive(request)
             task = asyncio.get_running_loop().create_task(receiving)
             batch.tasks.add(task)
             # Also called for a task that was cancelled before it began.
@@ -314,9 +284,8 @@ class Scheduler:
         self._n_in_flight -= 1
         asyncio.get_running_loop().call_soon(self._send)
         batch.tasks.discard(task)
-        location = batch.objects[batch.requests[number].file].location
         if task.cancelled():
-            batch.put(number, cancelled(location))
+            batch.put(number, cancelled(batch.requests[number].wanted.location))
             return
         error = task.exception()
         if error is None:
@@ -326,13 +295,13 @@ class Scheduler:
         else:  # of our own code, since somebody waits for the result
             batch.put(number, error)
 
-    async def _receive(self, request: Request, wanted: Object) -> memoryview | None:
+    async def _receive(self, request: Request) -> memoryview | None:
         """Return the bytes, None if the object does not exist and need not exist."""
-        ask, where = partial(self._ask, request, wanted), (request.first, request.stop)
+        ask, where = partial(self._ask, request), (request.first, request.stop)
         try:
-            return await ask_in_loop(wanted.location, ask, *where, self._before_retry)
+            return await ask_in_loop(request.wanted.location, ask, *where, self._before_retry)
         except PathError:
-            if wanted.version is None:
+            if request.wanted.version is None:
                 return None
             raise
 
@@ -341,22 +310,19 @@ class Scheduler:
         if is_overload(error):
             self._window.overloaded(time.monotonic())
 
-    async def _ask(self, request: Request, wanted: Object) -> memoryview:
-        began = time.monotonic()
+    async def _ask(self, request: Request) -> memoryview:
+        wanted, began = request.wanted, time.monotonic()
         options = {"range": (request.first, request.stop)}
         got = await self._store.get_async(wanted.path, options=options)
-        answered = time.monotonic()
         if wanted.version is not None:
             wanted.version.check(got)
         content = memoryview(await got.bytes_async())
-        now = time.monotonic()
         if wanted.version is not None and len(content) != request.stop - request.first:
             raise LengthError(len(content), request.stop - request.first)
         self.counters.n_requests += 1
         self.counters.n_bytes += len(content)
         self.counters.n_wanted += min(request.n_wanted, len(content))
-        self.link.record(len(content), answered - began, now)
-        self._window.record(began, now, is_full=bool(self._waiting))
+        self._window.record(began, time.monotonic(), is_full=bool(self._waiting))
         return content
 
 

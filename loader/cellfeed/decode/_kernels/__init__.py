@@ -12,7 +12,7 @@ if typing.TYPE_CHECKING:
     from cellfeed.decode._kernels._decoding import advise, decode, head_sizes
     from cellfeed.decode._kernels._decompression import decompressor, lzf, snappy, unshuffle
     from cellfeed.decode._kernels._placing import copy_all, crossings_ascend, densify, place
-    from cellfeed.decode._kernels._planning import count, note_chunk, plan_flat, plan_grid, trim
+    from cellfeed.decode._kernels._planning import count, plan_flat, plan_grid, trim
     from cellfeed.decode._kernels._rows import (
         count_by_row,
         count_packed,
@@ -28,7 +28,7 @@ else:
         "_decoding": "advise decode head_sizes",
         "_decompression": "decompressor lzf snappy unshuffle",
         "_placing": "copy_all crossings_ascend densify place",
-        "_planning": "count note_chunk plan_flat plan_grid trim",
+        "_planning": "count plan_flat plan_grid trim",
         "_rows": "count_by_row count_packed find_row_pieces find_runs scatter_by_row unpack",
         "_selecting": "gather plan_selected sort_rows",
         "_transforming": "cast_address transform_rows",

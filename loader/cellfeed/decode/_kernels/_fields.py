@@ -104,14 +104,6 @@ PER_CHUNK = 16
 ) = range(1, 10)
 CHECKSUM_BYTES = 4
 
-# Columns of the list of an HDF5 array's chunks; and the state of the callback that fills it: where
-# it writes, and for each dimension the length of a chunk and the number of chunks. The callback
-# sets whether a chunk was unusual.
-LISTED_ADDRESS, LISTED_SIZE, LISTED_MASK, N_LISTED_COLUMNS = range(4)
-LISTED, N_DIMENSIONS, ODD, GRID = range(4)
-_MOST_DIMENSIONS = 32  # of HDF5
-N_STATE = GRID + 2 * _MOST_DIMENSIONS
-
 # Kinds of steps of transforms; those from CENTRED on depend on the columns of values.
 NORMALIZED, LOG1P, NORMALIZED_LOG1P, BINARIZED, CENTRED, SCALED = range(6)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from cellfeed._compiled import compiled, compiled_callback
+from cellfeed._compiled import compiled
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._fields import Ints
 from cellfeed.decode._kernels._native import (
@@ -16,7 +16,6 @@ from cellfeed.decode._kernels._native import (
 )
 
 segment_table = table(fields.N_SEGMENT_COLUMNS)
-_listed_table = table(fields.N_LISTED_COLUMNS)
 
 
 # A planning function counts segments, has memory allocated by NumPy, and fills it by a compiled
@@ -221,31 +220,6 @@ def trim(
             own[k, fields.FROM] -= lowest
         offsets[c] += lowest * itemsize
         sizes[c] = (highest - lowest) * itemsize
-
-
-# Compiled: the callback by which HDF5 lists the chunks of an array and their locations.
-
-
-@compiled_callback("int32(CPointer(uint64), uint32, uint64, uint64, CPointer(int64))")
-def note_chunk(offset: Any, filter_mask: Any, address: Any, size: Any, known: Any) -> Any:
-    """Note a chunk; compiled, so that it cannot raise an exception."""
-    number = np.int64(0)
-    for k in range(known[fields.N_DIMENSIONS]):
-        place = np.int64(offset[k]) // known[fields.GRID + 2 * k]
-        n = known[fields.GRID + 2 * k + 1]
-        if place < 0 or place >= n:
-            known[fields.ODD] = 1
-            return np.int32(1)  # stops the iteration
-        number = number * n + place
-    first, n_bytes = np.int64(address), np.int64(size)
-    if first < 0 or n_bytes < 0:
-        known[fields.ODD] = 1
-        return np.int32(1)
-    listed = _listed_table(known[fields.LISTED])
-    listed[number, fields.LISTED_ADDRESS] = first
-    listed[number, fields.LISTED_SIZE] = n_bytes
-    listed[number, fields.LISTED_MASK] = np.int64(filter_mask)
-    return np.int32(0)
 
 
 # Compiled: counters that threads and processes update concurrently.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed import sampling
+from cellfeed import qc_metrics, sampling
 from cellfeed.collection import Collection, open_collection
 from cellfeed.dataset import CellDataset, Statistics
 from cellfeed.extending import (
@@ -44,7 +44,7 @@ _Base: Any = object  # without scvi-tools, which is said where a data module is 
 with contextlib.suppress(ImportError):
     _Base = importlib.import_module("lightning.pytorch").LightningDataModule
 
-__all__ = ["ScviDataModule", "load_model"]
+__all__ = ["ScviDataModule"]
 
 _BATCH_SIZE, _BLOCK_SIZE = 128, 16
 _N_INFERRED, _INFERRED_TOGETHER = 1024, 2  # cells of a minibatch where nothing is trained
@@ -385,9 +385,16 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         parameters.pop("datamodule", None)
         model = _without_cells(self._model(self._manager.adata, **parameters), self.registry)
         if not is_observed and "size_factor_key" not in self._setup:
-            means, variances = self._log_library_sizes()
-            model.module.library_log_means.copy_(torch.from_numpy(means))
-            model.module.library_log_vars.copy_(torch.from_numpy(variances))
+            # As in scvi-tools, log counts of empty cells are 0, and batches may have no cells.
+            totals = qc_metrics(self.collection, element=self._element)[0]["total_counts"]
+            logs = np.log(totals.where(totals > 0, 1.0))
+            by_batch, n_batches = logs.groupby(self._codes("batch")), len(self._mapping("batch"))
+            for prior, values, of_none in (
+                (model.module.library_log_means, by_batch.mean(), 0.0),
+                (model.module.library_log_vars, by_batch.var(ddof=0), 1.0),
+            ):
+                found = values.reindex(range(n_batches), fill_value=of_none).to_numpy()
+                prior.copy_(torch.from_numpy(found[None]))
         return model
 
     def _from_scvi_model(self, scvi_model: Any, parameters: dict[str, Any]) -> Any:
@@ -471,8 +478,11 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         return [name for name in _columns_of(self._setup) if name in self.collection.obs]
 
     def _anndata(self, counts: Any, obs: pd.DataFrame) -> AnnData:
-        genes = self.collection.elements[self._element].column_names
-        return _anndata_of(counts, obs, genes, self._setup.get("layer"))
+        counts = sp.csr_matrix(counts)  # no sparse array
+        var = pd.DataFrame(index=pd.Index(self.collection.elements[self._element].column_names))
+        if "layer" not in self._setup:
+            return ad.AnnData(counts, obs, var)
+        return ad.AnnData(obs=obs, var=var, layers={self._setup["layer"]: counts})
 
     def _template(self) -> AnnData:
         """Return a few cells that have all categories, for ``setup_anndata``.
@@ -490,13 +500,18 @@ class ScviDataModule(_Base):  # type: ignore[misc]
             if not len(values[name]):
                 msg = f"obs column {name!r} has no value for any cell; leave it out"
                 raise ColumnError(msg)
-        obs = _obs_with(values)
+        # Each value of each column comes several times.
+        n = max(_N_CHECKED, _N_OF_CATEGORY * max(map(len, values.values()), default=0))
+        obs = pd.DataFrame(
+            {name: each.take(np.arange(n) % len(each)) for name, each in values.items()},
+            index=pd.Index(map(str, range(n))),
+        )
         first = self.collection[: min(_N_CHECKED, len(self.collection))][self._element]
         if getattr(first, "ndim", None) != 2:  # noqa: PLR2004 - cells x genes
             msg = f"{self._element} is not a matrix of cells x genes, which scvi-tools needs"
             raise FormatError(msg)
         counts: Any = sp.csr_matrix(first)
-        counts.resize((len(obs), counts.shape[1]))
+        counts.resize((n, counts.shape[1]))
         return self._anndata(counts, obs)
 
     def _fields(self) -> dict[str, tuple[_Column, ...]]:
@@ -583,52 +598,18 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         found: NDArray[np.int64] = places if rows is None else np.asarray(rows)[places]
         return found if found.size else None
 
-    def _log_library_sizes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return mean and variance of the log counts of cells, each of shape (1, n_batches).
-
-        As in scvi-tools, cells without counts have 0, and batches without cells 0 and 1.
-        """
-        (column,) = self._tensors.fields["batch"]
-        n_batches = len(self._mapping("batch"))
-        n, total, squares = np.zeros((3, n_batches))
-        cells = CellDataset(
-            self.collection,
-            Streaming(),
-            _N_INFERRED,
-            _INFERRED_TOGETHER,
-            rank=0,
-            world_size=1,
-            as_torch=False,
-        )
-        for each in cells:
-            size = np.asarray(each[self._element].sum(axis=1, dtype=np.float64)).ravel()
-            logs = np.log(size, out=np.zeros_like(size), where=size > 0)
-            batch = column.of(each.obs.get(column.name, size), len(each))
-            n += np.bincount(batch, minlength=n_batches)
-            total += np.bincount(batch, logs, n_batches)
-            squares += np.bincount(batch, logs**2, n_batches)
-        means = total / np.maximum(n, 1)
-        variances = np.where(n > 0, squares / np.maximum(n, 1) - means**2, 1.0)
-        return means[None], variances[None]
-
     # Datasets and loaders.
 
     def _dataset_to_train(
         self, strategy: sampling.SamplingStrategy | None, rows: Any
     ) -> CellDataset:
-        fixed = {
-            "dense": not self._load_sparse_tensor,
-            "dtype": {self._element: "float32"},
-            "batch_transform": self._tensors,
-        }
-        parameters = self._parameters | fixed
         if rows is not None and strategy is not None:
             if getattr(strategy, "indices", None) is not None:
                 msg = "`split` and a strategy with `indices` cannot be combined; give one of them"
                 raise ParameterError(msg)
             strategy = replace(strategy, indices=rows)  # type: ignore[type-var]
             rows = None
-        dataset = self._made(strategy, rows, parameters)
+        dataset = self._made(strategy, rows)
         if dataset.batch_size == 1:
             msg = "`batch_size >= 2` must hold, but got batch_size=1"
             raise ParameterError(f"{msg}: layers of scvi-tools normalise over a minibatch")
@@ -636,19 +617,17 @@ class ScviDataModule(_Base):  # type: ignore[misc]
             msg = "a rank has a single cell to train on, or a single one with a label, but layers"
             raise ParameterError(f"{msg} of scvi-tools normalise over a minibatch; give more cells")
         if _ends_with_one(dataset):
-            dataset = self._made(strategy, rows, parameters | {"drop_last": True})
+            dataset = self._made(strategy, rows, drop_last=True)
         self._require_values(getattr(dataset.strategy, "indices", None))
         return dataset
 
     def _made(
-        self,
-        strategy: sampling.SamplingStrategy | None,
-        rows: Any,
-        parameters: dict[str, Any],
+        self, strategy: sampling.SamplingStrategy | None, rows: Any, **options: Any
     ) -> CellDataset:
+        parameters = self._parameters | self._delivery | options
         if self._autotune is not None:
             if self._batch_size is not None:
-                parameters = parameters | {"batch_size": self._batch_size}
+                parameters["batch_size"] = self._batch_size
             return CellDataset.from_autotune(
                 self.collection, self._autotune, strategy=strategy, indices=rows, **parameters
             )
@@ -657,22 +636,28 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         return CellDataset(self.collection, strategy, batch_size, **parameters)
 
     def _dataset(
-        self, strategy: Streaming, batch_size: int, fetch_factor: int, **ranks: int
+        self, strategy: Streaming, batch_size: int, fetch_factor: int, **ranks: Any
     ) -> CellDataset:
         self._require_values(strategy.indices)
-        parameters: dict[str, Any] = ranks | {
-            name: value for name, value in self._parameters.items() if name in _OF_READING
-        }
+        reading = {name: self._parameters[name] for name in _OF_READING if name in self._parameters}
         return CellDataset(
             self.collection,
             strategy,
             batch_size,
             fetch_factor,
-            dense=not self._load_sparse_tensor,
-            dtype={self._element: "float32"},
-            batch_transform=self._tensors,
-            **parameters,
+            **self._delivery,
+            **reading,
+            **ranks,
         )
+
+    @property
+    def _delivery(self) -> dict[str, Any]:
+        """Parameters of all datasets: how minibatches are delivered."""
+        return {
+            "dense": not self._load_sparse_tensor,
+            "dtype": {self._element: "float32"},
+            "batch_transform": self._tensors,
+        }
 
     def _loader_of(self, dataset: CellDataset, *, is_persistent: bool = False) -> MinibatchLoader:
         n = self.dataset.num_workers if self._num_workers is None else self._num_workers
@@ -700,53 +685,6 @@ class ScviDataModule(_Base):  # type: ignore[misc]
                     f"such as row {row:,}; leave these cells out with `split` or `rows`"
                 )
                 raise ColumnError(msg)
-
-
-def load_model(folder: str | os.PathLike[str], model: Any = None) -> Any:
-    """Load a model of scvi-tools that was saved, without the cells that it was trained on.
-
-    ``SCVI.load(folder, adata=False)`` does the same for SCVI, but SCANVI and LinearSCVI can only be
-    loaded with cells. Here they get a few without counts, which are then dropped.
-
-    Parameters
-    ----------
-    folder
-        Where it was saved.
-    model
-        Its class, if that is not one of scvi-tools.
-
-    Raises
-    ------
-    ImportError
-        scvi-tools is not installed.
-    PathError
-        There is no such folder.
-    ParameterError
-        The model was not made from an AnnData or by a `ScviDataModule`.
-    """
-    _import_scvi()
-    registry = _registry_of(folder)
-    model = model or _class_named(registry["model_name"])
-    takes = inspect.signature(model).parameters
-    path = os.fspath(folder)
-    if "registry" in takes and "datamodule" not in takes:
-        return model.load(path, adata=False)
-    values = dict[str, Any]()
-    for field in registry["field_registries"].values():
-        state = field["state_registry"]
-        mappings = dict(state.get("mappings", {}))
-        if "categorical_mapping" in state:
-            mappings[state["original_key"]] = state["categorical_mapping"]
-        values |= {name: pd.CategoricalIndex(each, each) for name, each in mappings.items()}
-        values |= dict.fromkeys(state.get("columns", []), np.ones(1))
-    setup = registry["setup_args"]
-    if setup.get("size_factor_key"):
-        values[setup["size_factor_key"]] = np.ones(1)
-    obs, genes = _obs_with(values), _genes_of(registry)
-    # Without any counts, cells would be taken for minified ones.
-    counts = sp.csr_matrix((np.ones(1), ([0], [0])), shape=(len(obs), len(genes)))
-    cells = _anndata_of(counts, obs, genes, setup.get("layer"))
-    return _without_cells(model.load(path, cells), registry)
 
 
 _ROW = "_indices"  # not a column: the row of each cell
@@ -950,24 +888,6 @@ def _genes_of(registry: Mapping[str, Any]) -> NDArray[np.object_]:
 
 
 # Cells and models of scvi-tools.
-
-
-def _anndata_of(
-    counts: Any, obs: pd.DataFrame, genes: NDArray[np.object_], layer: str | None
-) -> AnnData:
-    counts, var = sp.csr_matrix(counts), pd.DataFrame(index=pd.Index(genes))  # no sparse array
-    if layer is None:
-        return ad.AnnData(counts, obs, var)
-    return ad.AnnData(obs=obs, var=var, layers={layer: counts})
-
-
-def _obs_with(values: Mapping[str, Any]) -> pd.DataFrame:
-    """Return obs of a few cells, in which each value of each column comes several times."""
-    n = max(_N_CHECKED, _N_OF_CATEGORY * max(map(len, values.values()), default=0))
-    names = pd.Index(map(str, range(n)))
-    return pd.DataFrame(
-        {name: each.take(np.arange(n) % len(each)) for name, each in values.items()}, index=names
-    )
 
 
 def _without_cells(model: Any, registry: Mapping[str, Any]) -> Any:

@@ -51,10 +51,9 @@ class RemoteH5File(H5File):
         self._pages: PagedFile | None = None
 
     def _open_file(self) -> h5py.File:
-        self._pages = paged_file(self.location)
-        if self._version is None:
-            self._version = self._pages.version
-        if self._version != self._pages.version:
+        version = self._version_of(0)
+        self._pages = paged_file(self.location, version)
+        if self._pages.version != version:
             raise replaced(self.location)
         try:
             file = h5py.File(self._pages, "r")
@@ -77,10 +76,8 @@ class RemoteH5File(H5File):
         return str(self.location)
 
     def _version_of(self, file: int) -> Version:  # noqa: ARG002 - there is one
-        if self._version is None:
-            self()
-        if self._version is None:
-            raise AssertionError
+        if self._version is None:  # without opening the file, of which all may be recorded
+            self._version = paged_file(self.location).version
         return self._version
 
     def identity(self) -> LastingIdentity | None:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from importlib import import_module
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.bytes import Location, removed
-from cellfeed.decode import ChunkReads, Pieces, SlowRead, pieced_array
+from cellfeed.decode import SlowRead
 from cellfeed.extending import FormatError, PathError, ad, pd
-from cellfeed.rows import Layout
+from cellfeed.rows import CsrRows, Layout
 from cellfeed.sources import (
-    DirectCsr,
     OpenedPerProcess,
     Runs,
     Source,
@@ -30,38 +29,14 @@ from cellfeed.sources import (
     count_rows,
     expand,
     failures_named,
-    files_in,
     fill,
     library,
+    threads_of_process,
 )
 from cellfeed.sources.arrow import to_frame
 
-_MAGIC, _PAYLOAD = b"SHPK", "x_payload"
+_MAGIC = b"SHPK"
 _LARGEST = 1 << 24  # float32 represents integers up to this exactly
-
-Decode = Callable[[NDArray[np.int64], NDArray[Any], NDArray[Any]], None]
-"""Writes the column indices and values of rows into arrays, in any thread."""
-
-
-class Opened(NamedTuple):
-    """What is known of an archive in this process.
-
-    Parameters
-    ----------
-    manifest, shape
-        Its manifest, and the number of cells and of genes.
-    offsets, indptr
-        Where the frame of each cell begins, and its elements, int64, shape (n_cells + 1,).
-    decode, is_compiled
-        A decoder, and whether it is the compiled one that `gather_rows` calls.
-    """
-
-    manifest: Any
-    shape: tuple[int, int]
-    offsets: NDArray[np.int64]
-    indptr: NDArray[np.int64]
-    decode: Decode
-    is_compiled: bool
 
 
 class Archive(OpenedPerProcess):
@@ -111,6 +86,7 @@ class Archive(OpenedPerProcess):
         return self.library("cellstream.packed").PackedArchive(self.path)
 
     def _open(self) -> Any:
+        """Return a `cellstream.CellStore`, which checks its tables."""
         cellstream = self.library()
         try:
             self._watched.see(self.path, self.path.stat(), self.location)
@@ -120,50 +96,9 @@ class Archive(OpenedPerProcess):
             if self.packed().manifest.get("layout") != "cell":
                 msg = f"{self.location}: is a cellstream archive with shards, not with a frame"
                 raise FormatError(f'{msg} for each cell; write it with `layout="cell"`')
-            with closing(cellstream.CellStore(self.path)) as store:  # which checks its tables
-                tables = store.manifest, store.shape, store.offsets, store.indptr
-            return Opened(*tables, *self._decoder(*tables))
-
-    def _decoder(
-        self,
-        manifest: Any,
-        shape: tuple[int, int],
-        offsets: NDArray[np.int64],
-        indptr: NDArray[np.int64],
-    ) -> tuple[Decode, bool]:
-        """Return a decoder, and whether it is compiled.
-
-        `gather_rows` calls the same decoder, but returns new SciPy arrays, which have to be copied.
-        That takes at least a third more processor time.
-        """
-        try:
-            compiled = import_module("cellstream.cell._rust_dispatch")
-            is_compiled, decode_cells = compiled.rust_available(), compiled.decode_cells
-        except (ImportError, AttributeError):  # of another version
-            is_compiled = False
-        if not is_compiled:
-
-            def gather(rows: NDArray[Any], indices: NDArray[Any], data: NDArray[Any]) -> None:
-                with closing(self.library().CellStore(self.path)) as store:
-                    found = store.gather_rows(rows, out_dtype=data.dtype)
-                indices[:], data[:] = found.indices, found.data
-
-            return gather, False
-        _, first, n_bytes = self.packed().member_location(_PAYLOAD)
-        payload = np.asarray(np.memmap(self.path, np.uint8, "r", first, (n_bytes,)))
-        options = {
-            "codec": manifest["codec"],
-            "value_dtype_on_disk": manifest["value_dtype_on_disk"],
-            "n_vars": shape[1],
-            "allow_lossy": True,  # such as float64 values requested as float32
-            "n_threads": 1,
-        }
-
-        def decode(rows: NDArray[Any], indices: NDArray[Any], data: NDArray[Any]) -> None:
-            ends = np.empty(rows.size + 1, np.int64)
-            decode_cells(payload, offsets, indptr, rows, data, indices, ends, **options)
-
-        return decode, True
+            store = cellstream.CellStore(self.path)
+        weakref.finalize(self, store.close)
+        return store
 
     def member(self, name: str) -> Any:
         """Return a member of the archive as a memory-mapped file."""
@@ -194,13 +129,13 @@ class Archive(OpenedPerProcess):
         return found
 
 
-class CellFrames(DirectCsr):
-    """The matrix, with a frame for each cell.
+class CellFrames(StoredElement):
+    """The matrix, with a frame for each cell, which cellstream decodes in several threads.
 
     Values are float32, as cellstream returns them, or float64 if float32 may not represent them.
     """
 
-    decodes_to = frozenset(map(np.dtype, ("float32", "float64")))
+    layout: Layout = "csr"
 
     def __init__(self, archive: Archive) -> None:
         opened, self._archive = archive(), archive
@@ -209,13 +144,6 @@ class CellFrames(DirectCsr):
             stored == "uint32" and np.iinfo(opened.manifest["x_data_dtype_min"]).max > _LARGEST
         )
         self.dtype = np.dtype(np.float64 if is_wide else np.float32)
-        _, first, n_bytes = archive.packed().member_location(_PAYLOAD)
-        self._frames = pieced_array(
-            f"{archive.location}: `X`",
-            Pieces.one(first, n_bytes, 1),
-            np.dtype(np.uint8),
-            files_in(archive.path.parent, [archive.path.name]),
-        )
 
     def var_names(self) -> NDArray[np.object_]:
         """Return the names of the genes."""
@@ -231,8 +159,8 @@ class CellFrames(DirectCsr):
         return str(self._archive().manifest["codec"])
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:  # noqa: ARG002 - any is cast to
-        """Return why cells are not decoded in place; None if they are."""
-        if self._archive().is_compiled:
+        """Return why cells are decoded slowly; None if they are not."""
+        if self._archive.library().rust_available():
             return None
         return SlowRead(
             "cellstream", "its compiled decoder is missing", "install its current wheel"
@@ -240,33 +168,17 @@ class CellFrames(DirectCsr):
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
         """Return the number of nonzeros of each cell."""
-        return _differences(self._archive().indptr, expand(runs))
+        rows, pointers = expand(runs), self._archive().indptr
+        lengths: NDArray[np.int64] = pointers[rows + 1] - pointers[rows]
+        return lengths
 
-    def stored_rows(self, rows: NDArray[np.int64]) -> ChunkReads:
-        """Return the bytes of the frames of cells; see `DirectCsr`."""
-        offsets = self._archive().offsets
-        return self._frames.reads_of_ranges(
-            offsets[rows],
-            _differences(offsets, rows),
-            np.zeros(rows.size, np.int64),
-            self._frames.dtype,
-        ).without_placing()
-
-    def decode_rows(
-        self, rows: NDArray[np.int64], indices: NDArray[Any], data: NDArray[Any]
-    ) -> None:
-        """Decode cells one after the other; see `DirectCsr`."""
-        self._archive.check_unchanged()
-        try:
-            self._archive().decode(rows, indices, data)
-        except Exception as error:  # describing it takes longer than many calls
-            with self._archive.reading(f"cells {rows.min()} to {rows.max()}"):
-                raise error from None
-        self._archive.check_unchanged()
-
-
-def _differences(pointers: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    return pointers[rows + 1] - pointers[rows]
+    def read_rows(self, runs: Runs) -> CsrRows:
+        """Return decoded cells."""
+        with self._archive.reading(f"cells {runs[:, 0].min()} to {runs[:, 1].max() - 1}"):
+            found = self._archive().gather_rows(
+                expand(runs), n_threads=threads_of_process(), out_dtype=self.dtype
+            )
+        return CsrRows(found.indptr, found.indices, found.data, self.shape[1])
 
 
 class _Embedding(StoredElement):
@@ -289,9 +201,8 @@ class _Embedding(StoredElement):
 class CellstreamSource(Source):
     """Cells of an archive that cellstream wrote with ``layout="cell"``.
 
-    `open_collection` takes its path. cellstream (``pip install 'cellfeed[cellstream]'``) reads it:
-    its compiled decoder writes directly into cellfeed's minibatches, in as many threads as
-    requested.
+    `open_collection` takes its path. cellstream (``pip install 'cellfeed[cellstream]'``) reads it,
+    with ``CellStore.gather_rows`` in as many threads as this process may use.
 
     Parameters
     ----------

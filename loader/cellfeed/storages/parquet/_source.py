@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +36,6 @@ from cellfeed.extending import (
     require_not_negative,
     require_positive,
 )
-from cellfeed.machine import threads_per_process
 from cellfeed.rows import CsrRows, FoundRows, Layout, RowTarget, summable
 from cellfeed.sources import (
     FoundCsr,
@@ -49,6 +47,7 @@ from cellfeed.sources import (
     expand,
     gene_names,
     split_at,
+    threads_of_process,
 )
 from cellfeed.storages.parquet._files import EXTRA, ParquetFiles, RowGroups
 from cellfeed.storages.parquet._lists import Lists
@@ -60,10 +59,7 @@ from cellfeed.storages.parquet._paths import GENE_TABLE, SUFFIX, files_at, is_pa
 @cache
 def _threads() -> ThreadPoolExecutor:
     """Return the threads that decode, of this process."""
-    torch_data = sys.modules.get("torch.utils.data")
-    worker = None if torch_data is None else torch_data.get_worker_info()
-    num_threads = threads_per_process(1 if worker is None else worker.num_workers)
-    return ThreadPoolExecutor(num_threads, "cellfeed-parquet")
+    return ThreadPoolExecutor(threads_of_process(), "cellfeed-parquet")
 
 
 os.register_at_fork(after_in_child=_threads.cache_clear)

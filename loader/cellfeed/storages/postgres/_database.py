@@ -1,14 +1,10 @@
 """A database that a URL names: connecting to it, and describing its errors."""
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
-
-import numpy as np
 
 from cellfeed.bytes import Location, is_awaited
 from cellfeed.extending import CellfeedError, ParameterError, RemoteError, one_line
@@ -28,7 +24,7 @@ _DEFAULTS: dict[str, Any] = {
     "tcp_user_timeout": 30_000,
 }
 _STATEMENT_MS = 600_000  # for one query of metadata or obs
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # in seconds, before asking again
 # SQLSTATEs, or their prefixes: connections, resources, server starting or stopping, time-outs.
 _PASSING = ("08", "53", "57P", "57014", "40", "58", "XX")
 _NOT_GRANTED, _DROPPED = "42501", ("42P01", "42703", "3F000")  # undefined table, column, schema
@@ -82,46 +78,14 @@ class Database:
             url += f"?{urlencode(in_url, quote_via=quote, safe='/')}"
         given = {key: value for key, value in values.items() if key not in _OWN_OPTIONS}
         usual = {key: value for key, value in _DEFAULTS.items() if key not in in_url}
-        self._arguments: dict[str, Any] = {"conninfo": url, **usual, **given}
-        self._has_connected = False
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of psycopg's connect; they may contain a password."""
-        return {**self._arguments, "autocommit": True, "prepare_threshold": None}
-
-    def connect(self, *, for_writing: bool = False) -> Any:
-        """Return a new connection, which the caller closes.
-
-        Parameters
-        ----------
-        for_writing
-            Whether to allow changes.
-
-        Raises
-        ------
-        RemoteError
-            The connection fails; raised without retries if none was ever established.
-        """
-        driver = psycopg(self.location)
-
-        def connect() -> Any:
-            return driver.connect(**self.arguments)
-
-        try:
-            connection = self.retried(connect) if self._has_connected else connect()
-        except driver.Error as error:
-            raise self.failure(error) from None
-        self._has_connected = True
-        connection.execute(
-            f"SET statement_timeout = {_STATEMENT_MS}; "
-            f"SET default_transaction_read_only = {'off' if for_writing else 'on'}"
-        )
-        return connection
+        # Arguments of psycopg's connect; they may contain a password.
+        fixed = {"autocommit": True, "prepare_threshold": None}
+        self.arguments: dict[str, Any] = {"conninfo": url, **usual, **given, **fixed}
+        self.has_connected = False
 
     def ask(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a read-only query, with retries where they may help."""
-        with closing(Session(self)) as session:
+        with Session(self) as session:
             return session.ask(query, parameters)
 
     def retried(self, ask: Callable[[], _Result]) -> _Result:
@@ -133,7 +97,7 @@ class Database:
             The last attempt failed.
         """
         driver = psycopg(self.location)
-        began, pause = time.monotonic(), _FIRST_PAUSE
+        began, pause = time.monotonic(), FIRST_PAUSE
         while True:
             try:
                 return ask()
@@ -142,7 +106,7 @@ class Database:
                 if not may_pass(error) or is_late or not is_awaited():
                     raise self.failure(error) from None
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     def failure(self, error: BaseException, what: str = "") -> CellfeedError:
         """Return a one-line error for an exception of psycopg.
@@ -166,17 +130,42 @@ class Database:
 
 
 class Session:
-    """A connection that is opened when needed, and reopened if it was dropped.
+    """A connection that is opened when needed, reopened if it was dropped, and closed at the end.
 
     Parameters
     ----------
     database
         The database.
+    for_writing
+        Whether to allow changes.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, *, for_writing: bool = False) -> None:
+        self._database, self._for_writing = database, for_writing
         self._connection: Any = None
+
+    def connection(self) -> Any:
+        """Return the connection.
+
+        Raises
+        ------
+        RemoteError
+            None was ever opened; this is not retried.
+        """
+        if self._connection is None or self._connection.closed:
+            database, driver = self._database, psycopg(self._database.location)
+            try:
+                self._connection = driver.connect(**database.arguments)
+            except driver.Error as error:
+                if database.has_connected:
+                    raise
+                raise database.failure(error) from None
+            database.has_connected = True
+            self._connection.execute(
+                f"SET statement_timeout = {_STATEMENT_MS}; "
+                f"SET default_transaction_read_only = {'off' if self._for_writing else 'on'}"
+            )
+        return self._connection
 
     def ask(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a read-only query.
@@ -188,16 +177,16 @@ class Session:
         """
 
         def ask() -> list[tuple[Any, ...]]:
-            if self._connection is None or self._connection.closed:
-                self._connection = self._database.connect()
-            found = self._connection.execute(query, parameters or None)
+            found = self.connection().execute(query, parameters or None)
             rows: list[tuple[Any, ...]] = found.fetchall()
             return rows
 
         return self._database.retried(ask)
 
-    def close(self) -> None:
-        """Close the connection."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         if self._connection is not None:
             self._connection.close()
 
@@ -291,56 +280,6 @@ class ElementColumn:
     row_shape: Sequence[int]
     genes: str | None
     n_bytes: int = 0
-
-    @property
-    def n_columns(self) -> int:
-        """Number of values of a dense row."""
-        return math.prod(self.row_shape)
-
-    @property
-    def numpy_dtype(self) -> np.dtype[Any]:
-        """Dtype of the values."""
-        return np.dtype(self.dtype)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metadata:
-    """The metadata of a collection, except for the names of genes.
-
-    Parameters
-    ----------
-    n_cells
-        Number of cells.
-    token
-        Distinguishes this load from others.
-    is_complete
-        Whether all cells have been written.
-    obs, elements
-        Descriptions of obs columns and elements.
-    """
-
-    n_cells: int
-    token: str
-    is_complete: bool
-    obs: tuple[ObsColumn, ...]
-    elements: tuple[ElementColumn, ...]
-
-    @classmethod
-    def from_rows(cls, rows: Mapping[str, Any]) -> Self:
-        """Return the metadata in the rows of the table.
-
-        Raises
-        ------
-        KeyError, TypeError
-            They describe no collection.
-        """
-        return cls(
-            n_cells=int(rows["n_cells"]),
-            token=str(rows["token"]),
-            is_complete=bool(rows["is_complete"]),
-            obs=tuple(ObsColumn(**each) for each in rows["obs"]),
-            elements=tuple(ElementColumn(**each) for each in rows["elements"]),
-        )
 
 
 def column_names(names: Iterable[str], otherwise: str) -> list[str]:

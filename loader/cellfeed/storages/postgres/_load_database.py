@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from multiprocessing import resource_tracker
@@ -39,6 +39,7 @@ from cellfeed.storages.postgres._database import (
     Database,
     ElementColumn,
     ObsColumn,
+    Session,
     column_names,
     escaped,
     psycopg,
@@ -51,9 +52,9 @@ from cellfeed.storages.postgres._packed import pack_row
 _INTEGERS = {"int8": "smallint", "uint8": "smallint", "int16": "smallint", "uint16": "integer",
              "int32": "integer", "uint32": "bigint", "int64": "bigint",
              "uint64": "numeric(20, 0)"}  # fmt: skip
-_LOCK_SECONDS = 2.0  # a server releases the lock of a connection a moment after that has ended
 _FLOATS = {"float16": "real", "float32": "real", "float64": "double precision"}
 _TYPES = {**_INTEGERS, **_FLOATS, "bool": "boolean", "boolean": "boolean", "text": "text"}
+_OF_CATEGORIES = {bool: "boolean", int: "bigint", float: "double precision", str: "text"}
 
 
 def _described(name: str, column: str, values: "pd.Series[Any]") -> ObsColumn:
@@ -63,8 +64,8 @@ def _described(name: str, column: str, values: "pd.Series[Any]") -> ObsColumn:
         known = str(dtype) if str(dtype).lower() in _TYPES else "text"
         return ObsColumn(name=name, column=column, dtype=known)
     categories = dtype.categories.tolist()  # as JSON values: numbers, or text
-    is_of_one_kind = len({type(each) for each in categories}) == 1
-    if not (is_of_one_kind and isinstance(categories[0], bool | int | float)):
+    kinds = {type(each) for each in categories}
+    if len(kinds) != 1 or not kinds.issubset(_OF_CATEGORIES):
         categories = [str(each) for each in categories]
     return ObsColumn(
         name=name,
@@ -77,11 +78,9 @@ def _described(name: str, column: str, values: "pd.Series[Any]") -> ObsColumn:
 
 def _sql_type(column: ObsColumn) -> str:
     """Return the PostgreSQL type of a column."""
-    if column.dtype != "category":
-        return _TYPES[column.dtype.lower()]
-    kinds = {type(each).__name__ for each in column.categories or ()}
-    of_one_kind = {"bool": "boolean", "int": "bigint", "float": "double precision"}
-    return of_one_kind.get(kinds.pop(), "text") if len(kinds) == 1 else "text"
+    if column.dtype == "category":
+        return _OF_CATEGORIES[type((column.categories or [""])[0])]
+    return _TYPES[column.dtype.lower()]
 
 
 def _python_values(column: ObsColumn, values: "pd.Series[Any]") -> list[Any]:
@@ -90,17 +89,14 @@ def _python_values(column: ObsColumn, values: "pd.Series[Any]") -> list[Any]:
         categories = np.array([*(column.categories or ()), None], object)
         found: list[Any] = categories[values.cat.codes.to_numpy()].tolist()
         return found
-    is_missing = values.isna().to_numpy()
-    if column.dtype == "text":
-        texts = values.astype(object).to_numpy()
-        return [None if no else str(each) for each, no in zip(texts, is_missing, strict=True)]
-    python = np.array(values.tolist(), object)
-    python[is_missing] = None
-    return [*python]
+    as_python = str if column.dtype == "text" else lambda value: value
+    pairs = zip(values.tolist(), values.isna().tolist(), strict=True)
+    return [None if is_missing else as_python(each) for each, is_missing in pairs]
 
 
 _PART_BYTES = 32 << 20  # of rows in memory
 _LEAST_CELLS, _MOST_CELLS = 64, 8192
+_LOCK_SECONDS = 2.0  # a server releases the lock of a connection a moment after that has ended
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -131,9 +127,9 @@ class Job:
     digest: str
 
     @property
-    def location(self) -> Location:
-        """The database."""
-        return self.database.location
+    def named(self) -> str:
+        """The database and the name of the collection, for messages."""
+        return f"{self.database.location}: {self.schema}"
 
     @property
     def n_parts(self) -> int:
@@ -266,7 +262,7 @@ def _hold(connection: Any, job: Job) -> None:
     deadline = time.monotonic() + _LOCK_SECONDS
     while not connection.execute(query, (f"cellfeed {job.schema}",)).fetchone()[0]:
         if time.monotonic() > deadline:
-            msg = f"{job.location}: {job.schema} is being loaded by another process; wait for it"
+            msg = f"{job.named} is being loaded by another process; wait for it"
             raise ParameterError(msg)
         time.sleep(_LOCK_SECONDS / 50)
 
@@ -291,10 +287,10 @@ def _begin_load(connection: Any, job: Job) -> Sequence[int] | None:
     if found == (False, False):
         _make(connection, job)
     elif found == (True, False):
-        msg = f"{job.location}: the schema {job.schema} exists, but is not a collection"
+        msg = f"{job.database.location}: the schema {job.schema} exists, but is not a collection"
         raise ParameterError(f"{msg}; give another `name`")
     elif not job.digest:
-        msg = f"{job.location}: {job.schema} was begun, but its cells cannot be identified"
+        msg = f"{job.named} was begun, but its cells cannot be identified"
         remedy = f"give another `name`, or DROP SCHEMA {schema} CASCADE"
         raise ParameterError(f"{msg}; {remedy}, and load from .h5ad, which can be resumed")
     rows = connection.execute(
@@ -302,7 +298,7 @@ def _begin_load(connection: Any, job: Job) -> Sequence[int] | None:
     ).fetchall()
     there = dict(rows)
     if there.get("digest") != job.digest:
-        msg = f"{job.location}: {job.schema} was begun with other files, elements or obs columns"
+        msg = f"{job.named} was begun with other files, elements or obs columns"
         raise ParameterError(f"{msg}; give another `name`, or DROP SCHEMA {schema} CASCADE")
     if there.get("is_complete"):
         return None
@@ -310,21 +306,19 @@ def _begin_load(connection: Any, job: Job) -> Sequence[int] | None:
     return [number for number in range(job.n_parts) if number not in done]
 
 
-def _finish(job: Job) -> None:
+def _finish(connection: Any, job: Job) -> None:
     """Record that all parts are written, and their sizes in bytes."""
     schema = quoted(job.schema)
-    with closing(job.database.connect(for_writing=True)) as connection:
-        with connection.transaction():
-            sizes = connection.execute(f"SELECT sizes FROM {schema}.parts").fetchall()  # noqa: S608
-            totals = [sum(each) for each in zip(*(sizes_ for (sizes_,) in sizes), strict=True)]
-            elements = [
-                {**asdict(each), "n_bytes": total}
-                for each, total in zip(job.elements, totals, strict=True)
-            ]
-            _put(connection, job, {"elements": elements, "is_complete": True})
-            connection.execute(f"DROP TABLE {schema}.parts")
-        connection.execute(f"ANALYZE {schema}.cells")
-        connection.execute(f"ANALYZE {schema}.packed")
+    with connection.transaction():
+        sizes = connection.execute(f"SELECT sizes FROM {schema}.parts").fetchall()  # noqa: S608
+        totals = [sum(each) for each in zip(*(sizes_ for (sizes_,) in sizes), strict=True)]
+        elements = [
+            {**asdict(each), "n_bytes": total}
+            for each, total in zip(job.elements, totals, strict=True)
+        ]
+        _put(connection, job, {"elements": elements, "is_complete": True})
+        connection.execute(f"DROP TABLE {schema}.parts")
+    connection.execute(f"ANALYZE {schema}.cells; ANALYZE {schema}.packed")
 
 
 def _make(connection: Any, job: Job) -> None:
@@ -334,7 +328,7 @@ def _make(connection: Any, job: Job) -> None:
     not_compressed = ", ".join(
         f"ALTER {quoted(each.column)} SET STORAGE EXTERNAL" for each in job.elements
     )
-    library = psycopg(job.location)
+    library = psycopg(job.database.location)
     try:
         with connection.transaction():
             connection.execute(f"CREATE SCHEMA {schema}")
@@ -359,7 +353,7 @@ def _make(connection: Any, job: Job) -> None:
             }
             _put(connection, job, metadata)
     except library.errors.InsufficientPrivilege as error:
-        msg = f"{job.location}: its user may not create a schema in this database"
+        msg = f"{job.database.location}: its user may not create a schema in this database"
         raise ParameterError(f"{msg}; GRANT CREATE ON DATABASE to it") from error
 
 
@@ -375,81 +369,48 @@ def _put(connection: Any, job: Job, values: dict[str, Any]) -> None:
 # Writing one part: its cells and their packed rows, in one transaction.
 
 
-class _PartWriter:
-    """Writes parts over one connection, which is reopened if it was dropped.
+def _write_part(job: Job, session: Session, number: int) -> None:
+    """Write a part, unless it exists.
 
-    Parameters
-    ----------
-    job
-        The job.
+    Raises
+    ------
+    RemoteError
+        The server refuses it.
+    FormatError
+        A file is damaged, or has text that PostgreSQL cannot store.
     """
+    database, library = job.database, psycopg(job.database.location)
+    rows = job.rows(number)
+    cells, obs = job.collection[rows], job.obs.read(rows)
+    packed = [_packed(cells, each.name) for each in job.elements]
+    columns = [_python_values(each, obs[each.name]) for each in job.obs_columns]
+    sizes, parts = [sum(map(len, each)) for each in packed], escaped(quoted(job.schema, "parts"))
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._connection: Any = None
+    def copy(connection: Any, table: str, *columns: Iterable[Any], types: Sequence[str]) -> None:
+        how = " (FORMAT BINARY)" if types else ""
+        query = f"COPY {quoted(job.schema, table)} FROM STDIN{how}"
+        with connection.cursor() as cursor, cursor.copy(query) as copying:
+            if types:
+                copying.set_types(types)
+            for row in zip(rows.tolist(), *columns, strict=True):
+                copying.write_row(row)
 
-    def write(self, number: int) -> None:
-        """Write a part, unless it exists.
+    def write() -> None:
+        connection = session.connection()
+        try:
+            with connection.transaction():
+                connection.execute("SET LOCAL synchronous_commit = off")  # the last one waits
+                connection.execute(f"INSERT INTO {parts} VALUES (%s, %s)", (number, sizes))  # noqa: S608
+                copy(connection, "cells", map(str, obs.index), *columns, types=())
+                copy(connection, "packed", *packed, types=["int8", *("bytea" for _ in packed)])
+        except library.errors.UniqueViolation:
+            pass  # another process wrote it meanwhile, of a run that was killed
+        except library.DataError as error:
+            where = f"obs of cells {rows[0]} to {rows[-1]}"
+            msg = f"{database.location}: PostgreSQL cannot store {where} ({one_line(error)})"
+            raise FormatError(f"{msg}; correct it in the files") from None
 
-        Raises
-        ------
-        RemoteError
-            The server refuses it.
-        FormatError
-            A file is damaged, or has text that PostgreSQL cannot store.
-        """
-        job, library = self._job, psycopg(self._job.location)
-        rows = job.rows(number)
-        cells = job.collection[rows]
-        packed = [_packed(cells, each.name) for each in job.elements]
-        obs = job.obs.read(rows)
-        columns = [_python_values(each, obs[each.name]) for each in job.obs_columns]
-        names = [str(each) for each in obs.index]
-        sizes = [sum(map(len, each)) for each in packed]
-        table = escaped(quoted(job.schema, "parts"))
-
-        def attempt() -> None:
-            if self._connection is None or self._connection.closed:
-                self._connection = job.database.connect(for_writing=True)
-            connection = self._connection
-            try:
-                with connection.transaction():
-                    connection.execute("SET LOCAL synchronous_commit = off")  # the last one waits
-                    connection.execute(f"INSERT INTO {table} VALUES (%s, %s)", (number, sizes))  # noqa: S608
-                    self._copy(
-                        connection, "cells", zip(rows.tolist(), names, *columns, strict=True)
-                    )
-                    self._copy(
-                        connection,
-                        "packed",
-                        zip(rows.tolist(), *packed, strict=True),
-                        is_binary=True,
-                    )
-            except library.errors.UniqueViolation:
-                pass  # another process wrote it meanwhile, of a run that was killed
-            except library.DataError as error:
-                msg = (
-                    f"{job.location}: PostgreSQL cannot store obs of cells {rows[0]} to {rows[-1]}"
-                )
-                raise FormatError(f"{msg} ({one_line(error)}); correct it in the files") from None
-
-        job.database.retried(attempt)
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-
-    def _copy(self, connection: Any, table: str, rows: Any, *, is_binary: bool = False) -> None:
-        query = f"COPY {quoted(self._job.schema, table)} FROM STDIN"
-        with (
-            connection.cursor() as cursor,
-            cursor.copy(f"{query} (FORMAT BINARY)" if is_binary else query) as copy,
-        ):
-            if is_binary:
-                copy.set_types(["int8", *("bytea" for _ in self._job.elements)])
-            for row in rows:
-                copy.write_row(row)
+    database.retried(write)
 
 
 def _packed(cells: Cells, name: str) -> list[bytes]:
@@ -463,8 +424,6 @@ def _packed(cells: Cells, name: str) -> list[bytes]:
 
 
 PathLike = str | os.PathLike[str]
-
-_writer: _PartWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -549,13 +508,19 @@ def load_database(
     if location.scheme not in ("postgresql", "postgres"):
         msg = f"{location.shown}: is not a database; give postgresql://user@host/database"
         raise ParameterError(msg)
-    database = Database(location, "database_options")
-    with closing(database.connect(for_writing=True)) as connection:
+    database, library = Database(location, "database_options"), psycopg(location)
+    with Session(database, for_writing=True) as session:
+        connection = session.connection()
         collection = open_collection(paths, elements=elements)
         job = describe_job(collection, database, name, obs)
-        with _failures_named(database):
+        try:
             _hold(connection, job)
             begun = _begin_load(connection, job)
+        except library.DataError as error:
+            msg = f"{location}: PostgreSQL cannot store a name or category ({one_line(error)})"
+            raise FormatError(f"{msg}; correct it in the files") from None
+        except library.Error as error:
+            raise database.failure(error) from None
         missing = begun or ()
         done = len(collection) - sum(len(job.rows(number)) for number in missing)
         for number in _written(job, missing, num_workers):
@@ -563,7 +528,7 @@ def load_database(
             if on_progress is not None:
                 on_progress(done, len(collection))
         if begun is not None:
-            database.retried(lambda: _finish(job))
+            database.retried(lambda: _finish(session.connection(), job))
     separator = "&" if "?" in location.text else "?"
     return Loaded(
         url=f"{location}{separator}collection={quote(name)}",
@@ -574,24 +539,12 @@ def load_database(
     )
 
 
-@contextmanager
-def _failures_named(database: Database) -> Iterator[None]:
-    library = psycopg(database.location)
-    try:
-        yield
-    except library.DataError as error:
-        msg = f"{database.location}: PostgreSQL cannot store a name or category ({one_line(error)})"
-        raise FormatError(f"{msg}; correct it in the files") from None
-    except library.Error as error:
-        raise database.failure(error) from None
-
-
 def _written(job: Job, numbers: Sequence[int], num_workers: int) -> Iterator[int]:
     """Write parts; yield the number of each part once it is written."""
     if num_workers == 0 or len(numbers) < 2:  # noqa: PLR2004 - nothing to divide
-        with closing(_PartWriter(job)) as writer:
+        with Session(job.database, for_writing=True) as session:
             for number in numbers:
-                writer.write(number)
+                _write_part(job, session, number)
                 yield number
         return
     with ProcessPoolExecutor(
@@ -605,7 +558,7 @@ def _written(job: Job, numbers: Sequence[int], num_workers: int) -> Iterator[int
                 written = executor.map(_write, numbers)
             yield from written
         except BrokenExecutor as error:
-            msg = f"{job.location}: a writing process died, perhaps for lack of memory"
+            msg = f"{job.database.location}: a writing process died, perhaps for lack of memory"
             raise DeliveryError(f"{msg}; repeat the call with fewer `num_workers`") from error
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
@@ -626,10 +579,13 @@ def _without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+_writing: tuple[Job, Session]  # of this process
+
+
 def _begin(job: Job) -> None:
-    global _writer  # noqa: PLW0603 - one for each process
+    global _writing  # noqa: PLW0603 - one for each process
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _writer = _PartWriter(job)
+    _writing = job, Session(job.database, for_writing=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits
 
 
@@ -642,5 +598,5 @@ def _end_with_parent() -> None:
 
 
 def _write(number: int) -> int:
-    _writer.write(number)
+    _write_part(*_writing, number)
     return number

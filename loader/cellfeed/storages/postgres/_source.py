@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,13 @@ from cellfeed.storages.postgres._database import (
     VERSION,
     Database,
     ElementColumn,
-    Metadata,
     ObsColumn,
     Session,
     escaped,
     psycopg,
     quoted,
 )
-from cellfeed.storages.postgres._pool import PendingRows, PoolOfProcess
+from cellfeed.storages.postgres._pool import PendingRows, Pool, PoolOfProcess
 
 # Elements whose rows are packed in a table, and read by key.
 
@@ -58,12 +57,13 @@ class PostgresElement(StoredElement):
         self._database, self._pool, self._schema, self._ids = database, pool, schema, ids
         self._column = column
         self.shape = (len(ids), *column.row_shape)
-        self.dtype = column.numpy_dtype
+        self.dtype = np.dtype(column.dtype)
         self.layout = column.layout
         self.var = None if column.genes is None else column.genes.removeprefix("genes/")
         self.expected_row_bytes = max(1.0, column.n_bytes / max(1, n_stored))
         table, packed = quoted(schema, "packed"), quoted(column.column)
-        self._query = f"SELECT id, {packed} FROM {table} WHERE id = ANY($1)"  # noqa: S608
+        head = escaped(f"SELECT id, {packed} FROM {table}")  # noqa: S608 - they are quoted
+        self._query = f"{head} WHERE id = ANY(%s::bigint[])"
         # Replaced when it changes, since two threads read it.
         self._pending = tuple[weakref.ref[PendingRows], ...]()
 
@@ -92,7 +92,7 @@ class PostgresElement(StoredElement):
 
     def expect(self, runs: Runs) -> object:
         """Request rows, without waiting."""
-        pending = self._pool().ask(self._query, self._ids_of(runs), is_urgent=False)
+        pending = self._asked(self._ids_of(runs), is_urgent=False)
         self._pending = (*(each for each in self._pending if each()), weakref.ref(pending))
         return pending
 
@@ -102,7 +102,7 @@ class PostgresElement(StoredElement):
 
         ids = self._ids_of(runs)
         is_dense = self.layout == "dense"
-        n_columns = self._column.n_columns
+        n_columns = math.prod(self._column.row_shape)
         packed = self._packed(ids) if ids.size else []
         try:
             indptr, indices, data = unpack_rows(packed, self.dtype, n_columns, is_dense=is_dense)
@@ -119,8 +119,11 @@ class PostgresElement(StoredElement):
             if pending is not None and at is not None:
                 rows = pending.packed(self._database.location)
                 return rows if at.size == len(rows) else [rows[k] for k in at.tolist()]
-        asked: PendingRows = self._pool().ask(self._query, ids, is_urgent=True)
-        return asked.packed(self._database.location)
+        return self._asked(ids, is_urgent=True).packed(self._database.location)
+
+    def _asked(self, ids: NDArray[np.int64], *, is_urgent: bool) -> PendingRows:
+        pool: Pool = self._pool()
+        return pool.ask(self._query, ids, self.expected_row_bytes, is_urgent=is_urgent)
 
     def _ids_of(self, runs: Runs) -> NDArray[np.int64]:
         rows = expand(runs)
@@ -143,11 +146,11 @@ class _Column:
     def append(self, values: Sequence[Any]) -> None:
         """Append the values of a batch."""
         dtype, codes = self.column.dtype, self._codes
-        if dtype == "category":
+        if dtype in ("category", "text"):
+            for each in dict.fromkeys(values) if dtype == "text" else ():
+                if each is not None:
+                    codes.setdefault(each, len(codes))
             self._parts.append(np.fromiter((codes.get(each, -1) for each in values), np.int32))
-        elif dtype == "text":
-            found = (-1 if each is None else codes.setdefault(each, len(codes)) for each in values)
-            self._parts.append(np.fromiter(found, np.int32))
         elif dtype[0].isupper() or dtype == "boolean":  # pandas' nullable dtypes
             self._parts.append(pd.Series(values, dtype=dtype))
         else:
@@ -226,17 +229,13 @@ class PostgresSource(Source):
         self.location = Location.of(url, storage_options)
         self._database = Database(self.location)
         self._where = where
-        self._schema, self._metadata = self._read_metadata()
-        self._ids: NDArray[np.int64] | range = range(self._metadata.n_cells)
-        if where is not None:
-            self._ids = self._read_ids(where)
+        schema, n_cells, self._token, self._obs, elements = self._read_metadata()
+        self._cells = quoted(schema, "cells")
+        self._ids = range(n_cells) if where is None else self._read_ids(where)
         pool = PoolOfProcess(self._database)
-        n_stored = self._metadata.n_cells
         self.elements = {
-            each.name: PostgresElement(
-                self._database, pool, self._schema, each, n_stored, self._ids
-            )
-            for each in self._metadata.elements
+            each.name: PostgresElement(self._database, pool, schema, each, n_cells, self._ids)
+            for each in elements
         }
 
     def __repr__(self) -> str:
@@ -250,7 +249,7 @@ class PostgresSource(Source):
 
     def version(self) -> str:
         """Return a digest of this load of the collection and of the selected cells."""
-        return digest_of(self._metadata.token, self.selection())
+        return digest_of(self._token, self.selection())
 
     def selection(self) -> str:
         """Return the condition that its cells fulfil; empty if it has all cells."""
@@ -258,7 +257,7 @@ class PostgresSource(Source):
 
     def obs_names(self) -> list[str]:
         """Return the names of the obs columns."""
-        return [each.name for each in self._metadata.obs]
+        return [*self._obs]
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Read obs columns, and nothing else."""
@@ -268,8 +267,8 @@ class PostgresSource(Source):
         """Read rows of obs columns, indexed by the names of the cells."""
         ids = rows if isinstance(self._ids, range) else self._ids[rows]
         table = self._read(columns, ids, named=True)
-        texts = [each.name for each in self._metadata.obs if each.dtype == "text"]
-        return table.astype({name: "string" for name in columns if name in texts})
+        texts = [name for name in columns if self._obs[name].dtype == "text"]
+        return table.astype(dict.fromkeys(texts, "string"))
 
     def _read(
         self, columns: Sequence[str], ids: NDArray[np.int64] | range, *, named: bool = False
@@ -285,8 +284,7 @@ class PostgresSource(Source):
         named
             Whether the index contains the names of the cells, as Python strings.
         """
-        by_name = {each.name: each for each in self._metadata.obs}
-        made = [_Column(by_name[name]) for name in columns]
+        made = [_Column(self._obs[name]) for name in columns]
         stored = [*(each.column.column for each in made), *(["name"] if named else [])]
         names, n_read = list[Any](), 0
         for rows in self._pages(stored, None if isinstance(ids, range) else ids):
@@ -315,9 +313,8 @@ class PostgresSource(Source):
             Ids, ascending; a condition, as SQL; None for all cells.
         """
         selected = ", ".join(["id", *map(quoted, columns)])
-        cells = quoted(self._schema, "cells")
-        head = escaped(f"SELECT {selected} FROM {cells} WHERE ")  # noqa: S608 - they are quoted
-        with closing(Session(self._database)) as session:
+        head = escaped(f"SELECT {selected} FROM {self._cells} WHERE ")  # noqa: S608 - are quoted
+        with Session(self._database) as session:
             if isinstance(which, np.ndarray):
                 for k in range(0, which.size, _ROWS):
                     some = which[k : k + _ROWS].tolist()
@@ -330,41 +327,42 @@ class PostgresSource(Source):
                 yield rows
                 last = rows[-1][0]
 
-    def _read_metadata(self) -> tuple[str, Metadata]:
+    def _read_metadata(
+        self,
+    ) -> tuple[str, int, str, dict[str, ObsColumn], list[ElementColumn]]:
+        """Return schema, number of cells, token of the load, and obs columns and elements."""
         psycopg(self.location)
-        with closing(Session(self._database)) as session:
+        with Session(self._database) as session:
             found = dict(session.ask(_COLLECTIONS))
             readable = [name for name, may_read in found.items() if may_read]
             schema = self._database.collection
             if schema is None and len(readable) == 1:
                 schema = readable[0]
             if schema is None or schema not in found:
-                said = (
-                    "name a collection" if schema is None else f"there is no collection {schema!r}"
-                )
+                no_name = "name a collection"
+                said = no_name if schema is None else f"there is no collection {schema!r}"
                 listed = ", ".join(readable) or "none"
                 msg = f"{self.location}: {said}; give ?collection=NAME, one of: {listed}"
                 raise PathError(msg)
-            rows = dict(
-                session.ask(
-                    f"SELECT key, value FROM {quoted(schema, 'cellfeed')} "  # noqa: S608 - it is quoted
-                    "WHERE key NOT LIKE 'genes/%'"
-                )
-            )
+            table = quoted(schema, "cellfeed")
+            query = f"SELECT key, value FROM {table} WHERE key NOT LIKE 'genes/%'"  # noqa: S608
+            rows = dict(session.ask(query))
         if rows.get("version") != VERSION:
             msg = f"{self.location}: {schema} has version {rows.get('version')!r} of the layout"
             raise FormatError(
                 f"{msg}, but this cellfeed reads {VERSION}; load it again, or update cellfeed"
             )
         try:
-            metadata = Metadata.from_rows(rows)
+            obs = {each["name"]: ObsColumn(**each) for each in rows["obs"]}
+            elements = [ElementColumn(**each) for each in rows["elements"]]
+            n_cells, token, is_complete = int(rows["n_cells"]), rows["token"], rows["is_complete"]
         except (KeyError, TypeError, ValueError) as error:
             msg = f"{self.location}: the metadata of {schema} is damaged ({one_line(error)})"
             raise FormatError(f"{msg}; load it again") from None
-        if not metadata.is_complete:
+        if not is_complete:
             msg = f"{self.location}: {schema} is incomplete, since loading was interrupted"
             raise FormatError(f"{msg}; run the same `cellfeed load-database` again")
-        return schema, metadata
+        return schema, n_cells, str(token), obs, elements
 
     def _read_ids(self, where: str) -> NDArray[np.int64]:
         try:
@@ -375,7 +373,7 @@ class PostgresSource(Source):
             state = str(getattr(cause, "sqlstate", None) or "")
             if not state.startswith(("22", "42")) or state == "42501":  # not granted
                 raise
-            columns = ", ".join(each.column for each in self._metadata.obs)
+            columns = ", ".join(each.column for each in self._obs.values())
             said = one_line(cause) if cause is not None else ""
             msg = f"{self.location}: where={where!r} is not a valid SQL condition ({said})"
             raise ParameterError(f"{msg}; the columns are: id, name, {columns}") from None

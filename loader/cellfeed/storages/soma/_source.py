@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from cellfeed.bytes import Location
 from cellfeed.decode import SlowRead, rows_of_coordinates
 from cellfeed.extending import FormatError, ParameterError, PathError, pd
-from cellfeed.machine import threads_per_process
 from cellfeed.rows import CsrRows, SparseChunks
 from cellfeed.sources import (
     OpenedPerProcess,
@@ -32,6 +31,7 @@ from cellfeed.sources import (
     first_line,
     library,
     merge_consecutive,
+    threads_of_process,
     why_not_cast,
 )
 from cellfeed.storages.soma._tiledb import UnknownLayoutError, tiled_csr
@@ -105,10 +105,7 @@ class SomaStore(OpenedPerProcess):
         if self._opened is not None:
             _of_parents.append(self._opened)
         tiledbsoma = library("tiledbsoma", self.location, what="TileDB-SOMA", extra="soma")
-        from cellfeed.extending import get_worker_info  # noqa: PLC0415 - it imports torch
-
-        worker = get_worker_info()
-        threads = threads_per_process(1 if worker is None else worker.num_workers)
+        threads = threads_of_process()
         config: dict[str, str | float] = {
             "sm.compute_concurrency_level": str(threads),
             "sm.io_concurrency_level": str(threads),

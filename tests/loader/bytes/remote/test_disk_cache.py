@@ -109,9 +109,7 @@ def test_another_identity_is_another_object(tmp_path, other):
 def test_folder_is_that_of_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path))
     write(DiskCache(PLENTY), chunks(1))
-    write(DiskCache(PLENTY, name="pages"), chunks(1))
     assert (cache_folder("bytes") / "ranges.sqlite").exists()
-    assert (cache_folder("pages") / "ranges.sqlite").exists()
 
 
 class TestTheBound:
