@@ -38,7 +38,6 @@ from cellfeed_tuner._measuring._measurement import Measurement, measure_with
 from cellfeed_tuner._measuring._page_cache import (
     CacheState,
     cache_state,
-    check_cache,
     prepare_cache,
 )
 from cellfeed_tuner._measuring._process import MeasuringProcess
@@ -251,7 +250,6 @@ def record(
     grid = space.grid()
     check_size("the collection", len(collection), grid, batch_size)
     cache = cache_state(collection, cache)
-    check_cache(collection, cache)
     on_progress("machine", 0, 1)
     facts = _facts(collection, column, batch_size) | {
         "note": note,

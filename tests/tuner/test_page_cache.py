@@ -12,8 +12,9 @@ import pytest
 
 from cellfeed import ParameterError, open_collection
 from cellfeed.synthetic import write_tahoe_like
-from cellfeed_tuner import Configuration, measure
+from cellfeed_tuner import Configuration, autotune, measure
 from cellfeed_tuner._fingerprints import data_fingerprint
+from cellfeed_tuner._measuring import _page_cache
 from cellfeed_tuner._measuring._page_cache import (
     drop_clean_pages,
     drop_pages,
@@ -166,3 +167,14 @@ def test_uncached_files_are_not_measured_warm_or_taken_for_others(opened):
     uncached, buffered = (data_fingerprint(opened(each), codes) for each in (True, False))
     assert uncached != buffered
     assert data_fingerprint(opened(True), codes) == uncached
+
+
+def test_files_that_do_not_fit_in_memory_are_not_measured_warm(small_collection, monkeypatch):
+    collection = open_collection(small_collection, obs=["plate"])
+    monkeypatch.setattr(_page_cache, "usable_memory_bytes", lambda: 1000)
+    for measuring in (
+        lambda: measure(collection, Configuration(block_size=4), cache="warm"),
+        lambda: autotune(collection, label="plate", cache="warm", memory=10**9),
+    ):
+        with pytest.raises(ParameterError, match="needs the files in memory, but they have"):
+            measuring()

@@ -227,18 +227,19 @@ def request_of(subject: Collection | Tunable, given: Mapping[str, Any]) -> Reque
 
     A name that is no argument of `autotune` is a `TypeError`.
     """
-    settings = {**{name: each.default for name, each in _PARAMETERS.items()}, **given}
-    if unknown := settings.keys() - _PARAMETERS.keys():
+    defaults = {name: each.default for name, each in _PARAMETERS.items()}
+    if unknown := given.keys() - defaults.keys():
         msg = f"autotune() got an unexpected keyword argument {min(unknown)!r}"
         raise TypeError(msg)
-    of_collection = {name: settings[name] for name in _OF_COLLECTION}
-    common = {
-        name: settings[name] for name in _PARAMETERS if name not in {*_OF_COLLECTION, *_OF_RUN}
-    }
-    if isinstance(subject, Tunable):
-        _require_usual(subject, of_collection | {"make_dataset": settings["make_dataset"]})
-        return loader_request(subject, **common)
-    return collection_request(subject, **of_collection, **common)
+    settings = {**defaults, **given}
+    common = {n: each for n, each in settings.items() if n not in {*_OF_COLLECTION, *_OF_RUN}}
+    if not isinstance(subject, Tunable):
+        return collection_request(subject, **{n: settings[n] for n in _OF_COLLECTION}, **common)
+    for name in (*_OF_COLLECTION, "make_dataset"):
+        if settings[name] is not defaults[name]:
+            msg = f"`{name}` is for collections; {subject.name} has its own"
+            raise ParameterError(msg)
+    return loader_request(subject, **common)
 
 
 _PARAMETERS = inspect.signature(autotune).parameters
@@ -247,13 +248,3 @@ _OF_COLLECTION = (
     "workers", "num_threads", "align", "dense",
 )  # fmt: skip
 _OF_RUN = ("subject", "on_progress", "make_dataset")
-
-
-def _require_usual(tunable: Tunable, of_collection: Mapping[str, Any]) -> None:
-    """Refuse arguments that a `Tunable` has itself."""
-    given = [
-        name for name, value in of_collection.items() if value is not _PARAMETERS[name].default
-    ]
-    if given:
-        msg = f"`{given[0]}` is for collections; {tunable.name} has its own"
-        raise ParameterError(msg)

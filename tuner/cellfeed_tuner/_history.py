@@ -9,7 +9,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -28,6 +28,7 @@ from cellfeed import machine
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._ranks import Ranks
+from cellfeed_tuner._result import from_plain, to_plain
 
 _DIGEST_BYTES = 4
 
@@ -119,26 +120,9 @@ class EarlierRun:
 
     def to_json(self) -> dict[str, Any]:
         """Return all but the key and the trials as plain values."""
-        return {
-            "asked": asdict(self.asked),
-            "began": self.began,
-            "path": self.path,
-            "choice": self.choice and dict(self.choice),
-            "cells_per_second": self.cells_per_second and asdict(self.cells_per_second),
-        }
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any], **others: Any) -> "EarlierRun":
-        """Return a run from the plain values of `to_json` and the key and trials."""
-        asked, choice, speed = plain["asked"], plain["choice"], plain["cells_per_second"]
-        return cls(
-            asked=Asked(**{**asked, "ranks": Ranks(**asked["ranks"])}),
-            began=plain["began"],
-            path=plain["path"],
-            choice=choice and Configuration(**choice),
-            cells_per_second=speed and Estimate(**speed),
-            **others,
-        )
+        plain: dict[str, Any] = to_plain(replace(self, trials={}))
+        del plain["key"], plain["trials"]
+        return plain
 
 
 @contextmanager
@@ -226,7 +210,8 @@ def _run(study: optuna.Study, key: Key) -> EarlierRun:
         Configuration(**each.params): tuple(each.intermediate_values.values())
         for each in study.get_trials(deepcopy=False, states=_MEASURED)
     }
-    return EarlierRun.from_json(study.user_attrs[_RUN], key=key, trials=trials)
+    plain = {**study.user_attrs[_RUN], "key": to_plain(key), "trials": {}}
+    return replace(from_plain(EarlierRun, plain), trials=trials)
 
 
 def _append(path: Path, run: EarlierRun, trials: Sequence[FrozenTrial]) -> None:

@@ -11,7 +11,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-import h5py
 import psutil
 
 from cellfeed.machine import usable_cores, usable_memory_bytes
@@ -335,6 +334,8 @@ def describe_machine(paths: Sequence[Path]) -> Machine:
     >>> 0 < machine.cpu.usable_cores <= machine.cpu.logical_cores
     True
     """
+    import h5py  # noqa: PLC0415 - showing results needs none
+
     return Machine(
         cpu=Cpu(
             model=_cpu_model(),

@@ -39,11 +39,9 @@ class World:
         if not os.environ.get("WORLD_SIZE", "").strip() or _number("WORLD_SIZE") == 1:
             _check_alone()
             return None
+        sizes = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         world = cls(
-            rank=_number("RANK"),
-            world_size=_number("WORLD_SIZE"),
-            local_rank=_number("LOCAL_RANK"),
-            local_world_size=_number("LOCAL_WORLD_SIZE"),
+            **{name.lower(): _number(name) for name in sizes},
             host=_text("MASTER_ADDR"),
             port=_number("MASTER_PORT"),
         )

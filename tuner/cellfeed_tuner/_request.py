@@ -19,7 +19,6 @@ from cellfeed_tuner._measuring._page_cache import (
     CacheState,
     bytes_on_disk,
     cache_state,
-    check_cache,
     prepare_cache,
 )
 from cellfeed_tuner._ranks import Ranks
@@ -58,6 +57,8 @@ class Request:
         The label within which the first one is to be mixed.
     plans
         Which rows come together.
+    grid
+        Configurations of the space that are listed at first.
     n_cells, row_bytes
         Cells of an epoch of a rank, and the mean size of one, with its controls, in the buffers of
         all local ranks; 0 if unknown.
@@ -73,6 +74,7 @@ class Request:
     within: Label | None = None
     plans: Plans
     space: Space
+    grid: Sequence[Configuration]
     constraints: Constraints
     files: Sequence[Path]
     n_cells: int
@@ -97,11 +99,6 @@ class Request:
         of_rank = self.selected.rows_per_cell * self.selected.collection.mean_row_bytes()
         return self.ranks.n_local * of_rank
 
-    @property
-    def grid(self) -> list[Configuration]:
-        """Configurations that are listed at first."""
-        return self.space.coarse_grid() if self.space.is_large else self.space.grid()
-
     def with_step(self, seconds: float) -> "Request":
         """Return the request with the time of a training step."""
         if self.rank_counts:
@@ -112,8 +109,10 @@ class Request:
 
     def mixing(self) -> "Mixing | AsDelivered":
         """Return how well labels are mixed, as planned or as measured."""
-        from cellfeed_tuner._mixing import Mixing  # noqa: PLC0415 - it takes long
+        from cellfeed_tuner._mixing import AsDelivered, Mixing  # noqa: PLC0415 - it takes long
 
+        if not self.labels:
+            return AsDelivered(self.dataset.label)
         floor = self.constraints.entropy_floor
         return Mixing(self.labels, self.within, self.plans, entropy_floor=floor)
 
@@ -162,7 +161,7 @@ def collection_request(
     what = "the collection" if selected.indices is None else "the selection"
     if strategy is not None:
         what = f"the epoch of {type(strategy).__name__}"
-    request = _request(
+    return _request(
         what,
         selected.n_drawn,
         subject=selected,
@@ -191,8 +190,6 @@ def collection_request(
         ranks=ranks,
         **common,
     )
-    check_cache(collection, request.cache)
-    return request
 
 
 def loader_request(tunable: Tunable, *, cache: CacheState | None, **common: Any) -> Request:
@@ -273,8 +270,10 @@ def _request(
         memory_bytes=usable_memory_bytes() if memory is None else int(memory),
         need_cells_per_second=need,
     )
+    space: Space = facts["space"]
     request = Request(
         constraints=constraints,
+        grid=space.coarse_grid() if space.is_large else space.grid(),
         n_cells=n_drawn // of_training.n_total,
         ranks=of_training,
         rank_counts=rank_counts,

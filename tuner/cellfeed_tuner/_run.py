@@ -13,7 +13,6 @@ from cellfeed import CategoricalColumn, CellDataset, ParameterError, SamplingStr
 from cellfeed.interrupts import interrupts_held
 from cellfeed_tuner._bottleneck import Bottleneck
 from cellfeed_tuner._choose import Choice, nearest
-from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._entropy import StorageOrder
 from cellfeed_tuner._explain import explain_throughput
 from cellfeed_tuner._interval import Estimate, quotient, scaled
@@ -36,14 +35,13 @@ from cellfeed_tuner._results import (
 )
 from cellfeed_tuner._scaling import SCALING_SHARE, ScalingSearch
 from cellfeed_tuner._searching._replicates import Measurements
-from cellfeed_tuner._searching._search import Search
+from cellfeed_tuner._searching._search import Journal, Search
 from cellfeed_tuner._storage_advice import StorageAdvice
 from cellfeed_tuner._subject import Selected
 from cellfeed_tuner._time_budget import Progress, TimeBudget
 
 if TYPE_CHECKING:  # they load Optuna
     from cellfeed_tuner._history import Asked, Key
-    from cellfeed_tuner._profile import Journal
 
 # Seconds and rounds for timing a user's training step. Chosen: as long as two replicates.
 STEP_SECONDS, STEP_LEAST_ROUNDS = 1.0, 4
@@ -94,7 +92,6 @@ class Run:
     _found_cache: CacheState | Literal["unknown"] = field(init=False)
     _key: "Key | None" = field(default=None, init=False)
     _asked: "Asked" = field(init=False)
-    _grid: list[Configuration] = field(init=False)
     _search: Search = field(init=False)
     _recommended: Recommended | None = field(default=None, init=False)
     _bottleneck: Bottleneck | None = field(default=None, init=False)
@@ -124,8 +121,6 @@ class Run:
         self._found_cache = request.prepare_cache()
         if request.selected is not None and self.is_kept:
             self._know(request.selected)
-        self._grid = request.grid
-        self._search = self._new_search()
 
     def _know(self, selected: Selected) -> None:
         """Note what the result belongs to."""
@@ -160,8 +155,7 @@ class Run:
                 self._lose("no training step had ended")
             else:
                 self.request = self.request.with_step(seconds)
-                self._search = self._new_search()
-        self._search.measurements.budget = TimeBudget(self._left_to_search(), self.budget.clock)
+        self._search = self._new_search()
 
     def _compile(self) -> None:
         """Read one fetch while the budget pauses, so that what reads these files is compiled."""
@@ -229,7 +223,7 @@ class Run:
             space=request.space if request.space.is_large else None,
             study=request.study,
         )
-        search.begin(self._grid)
+        search.begin(self.request.grid)
         return search
 
     def _step_seconds(self) -> float | None:
@@ -265,10 +259,10 @@ class Run:
             **to_plain(self._asked),
             "given": None if request.within is None else request.within.name,
             "seed": request.seed,
-            "grid": [dict(each) for each in self._grid],
+            "grid": [dict(each) for each in self.request.grid],
         }
 
-    def profile(self, n_rounds: int, journal: "Journal | None") -> None:
+    def profile(self, n_rounds: int, journal: Journal | None) -> None:
         """Time the whole grid in rounds, choose, and explain.
 
         Timings that the journal has are not made again.
@@ -358,14 +352,14 @@ class Run:
             scaling=self._scaling,
             mixed_less=self._mixed_less,
             n_discarded=measured.n_discarded,
-            n_unlisted=0 if request.space.is_large else len(self._grid) - len(results),
+            n_unlisted=0 if request.space.is_large else len(self.request.grid) - len(results),
         )
 
     def _results(self) -> list[ConfigurationResult]:
         """Return the results of all configurations, or of measured ones if they are not listed."""
         search = self._search
         is_listed = search.space is None and search.requirements.is_planned
-        return search.results(self._grid if is_listed or not search.timed else search.timed)
+        return search.results(self.request.grid if is_listed or not search.timed else search.timed)
 
     def _compared(self, each: ConfigurationResult) -> ConfigurationResult:
         """Return a result with its throughput relative to the recommended one.

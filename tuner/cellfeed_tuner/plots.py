@@ -237,34 +237,28 @@ def _draw_grid(axes: Axes, result: AutotuneResult, quantity: Quantity) -> list[s
 
     A square is of the recommended configuration, else of the fastest or the best mixed.
     """
+    value, counts = ("share_of_random", "mixes")
+    if quantity == "throughput":
+        value, counts = ("cells_per_second", "is_timed")
     table = result.table()
-    share, speed = table["share_of_random"], table["cells_per_second"]
-    table["mixes"] = share.map(result.constraints.mixes)
-    is_timed = table["known"].isin(["timed", "compared"])
-    if quantity == "entropy":
-        table["text"], shown = share.map("{:.1%}".format), share.where(table["mixes"])
-    else:
-        table["text"] = [
-            _in_square(*each) for each in zip(speed, table["known"], table["num_workers"],
-                                              table["status"], strict=True)
-        ]  # fmt: skip
-        shown = np.log(speed.where(is_timed))
-    table["shade"] = (shown - shown.min()) / (np.ptp(shown.dropna()) or 1.0)
-    order = ["is_recommended", *(["is_timed"] * (quantity == "throughput")), "value"]
-    value = share if quantity == "entropy" else speed
-    table = table.assign(value=value, is_timed=is_timed).sort_values(order, na_position="first")
+    table["mixes"] = table["share_of_random"].map(result.constraints.mixes)
+    table["is_timed"] = table["known"].isin(["timed", "compared"])
+    table = table.sort_values(["is_recommended", counts, value], na_position="first")
     squares = table.drop_duplicates(_GRID, keep="last").set_index(_GRID)
-    block_sizes, fetch_factors = (sorted(set(table[name])) for name in _GRID)
+    coloured = squares[value].where(squares[counts])
+    if quantity == "throughput":
+        coloured = np.log(coloured)
+    squares["shade"] = (coloured - coloured.min()) / (np.ptp(coloured.dropna()) or 1.0)
+    shades = squares["shade"].unstack()
     notes, write = list[str](), partial(axes.text, ha="center", va="center", fontsize=7)
-    shades = np.full((len(block_sizes), len(fetch_factors)), np.nan)
     for row, column in np.ndindex(shades.shape):
-        place = block_sizes[row], fetch_factors[column]
+        place = shades.index[row], shades.columns[column]
         if place not in squares.index:
             write(column, row, "\N{EN DASH}", color=BOUND)
             notes.append("\N{EN DASH}: not in the grid")
             continue
         each: Any = squares.loc[place]
-        shades[row, column] = each["shade"]
+        text = f"{each[value]:.1%}" if quantity == "entropy" else _in_square(each)
         square = partial(Rectangle, (column - 0.48, row - 0.48), 0.96, 0.96, fill=False)
         if not each["mixes"]:
             axes.add_patch(square(ec=_HATCH_COLOUR, lw=0, hatch=_HATCH))
@@ -272,28 +266,28 @@ def _draw_grid(axes: Axes, result: AutotuneResult, quantity: Quantity) -> list[s
         if each["is_recommended"]:
             axes.add_patch(square(ec=CHOSEN, lw=2.5, zorder=2))
             notes.append("Framed: recommended")
-        notes += ["~: predicted"] * each["text"].startswith("~")
+        notes += ["~: predicted"] * text.startswith("~")
         write(
-            column, row, each["text"], color=BOUND if np.isnan(each["shade"]) else "black",
+            column, row, text, color=BOUND if np.isnan(each["shade"]) else "black",
             fontweight="bold" if each["is_recommended"] else "normal",
         )  # fmt: skip
-    edges = [np.arange(n + 1) - 0.5 for n in (len(fetch_factors), len(block_sizes))]
+    edges = [np.arange(n + 1) - 0.5 for n in shades.shape[::-1]]
     axes.pcolormesh(*edges, shades, cmap=_SHADES, vmin=0, vmax=1, ec="white", lw=1)
-    axes.set_xticks(range(len(fetch_factors)), list(map(str, fetch_factors)))
-    axes.set_yticks(range(len(block_sizes)), list(map(str, block_sizes)))
+    axes.set_xticks(range(shades.shape[1]), shades.columns.map(str))
+    axes.set_yticks(range(shades.shape[0]), shades.index.map(str))
     axes.set(xlabel="fetch factor (minibatches)", ylabel="block size (cells)")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     return notes
 
 
-def _in_square(speed: float, known: str, num_workers: int, status: str) -> str:
+def _in_square(each: Mapping[str, Any]) -> str:
     """Return the throughput, timed or predicted, else why it was not timed."""
-    if known == "predicted":
-        return f"~{_short(speed)}"
-    if known:
-        return f"{_short(speed)}\n{workers_in_words(num_workers)}"
-    return textwrap.fill(status, _LONGEST_WORD)
+    if each["is_timed"]:
+        return f"{_short(each['cells_per_second'])}\n{workers_in_words(each['num_workers'])}"
+    if each["known"] == "predicted":
+        return f"~{_short(each['cells_per_second'])}"
+    return textwrap.fill(each["status"], _LONGEST_WORD)
 
 
 def _short(speed: float) -> str:

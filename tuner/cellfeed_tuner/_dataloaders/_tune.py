@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -24,7 +24,6 @@ from cellfeed_tuner._dataloaders._remade import remade
 from cellfeed_tuner._dataloaders._timer import Labels, LoaderTimer, random_states_kept
 from cellfeed_tuner._interval import is_unknown, times
 from cellfeed_tuner._measuring._timing import Round, Step, TimingRequest
-from cellfeed_tuner._mixing import AsDelivered
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._request import Request, check_numbers
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
@@ -350,23 +349,6 @@ def _configurations(
     return [Configuration(num_workers=n, **each) for each in found for n in numbers]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Request(Request):
-    """A request whose configurations are listed, and whose labels are reported as delivered."""
-
-    configurations: Sequence[Configuration]
-    label: str
-
-    @property
-    def grid(self) -> list[Configuration]:
-        """All configurations."""
-        return list(self.configurations)
-
-    def mixing(self) -> AsDelivered:
-        """Return that no entropy is expected."""
-        return AsDelivered(self.label)
-
-
 class _Subject(Tunable):
     """A DataLoader, as a subject without labels; it is timed by a `LoaderTimer`."""
 
@@ -398,9 +380,8 @@ def _request(
     per_round = math.ceil(ROUND_SECONDS / seconds) if seconds else 1
     if epoch.n_minibatches:
         per_round = min(per_round, max(1, epoch.n_minibatches // max(1, most_workers)))
-    return _Request(
-        configurations=grid,
-        label=label,
+    return Request(
+        grid=grid,
         subject=subject,
         dataset=Dataset(
             loader=subject.name,

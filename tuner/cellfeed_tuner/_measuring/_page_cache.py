@@ -170,17 +170,6 @@ def _libc_call(name: str, address: int, length: int, last: int) -> None:
 WARM_SHARE_OF_MEMORY = 0.8
 
 
-def check_cache(collection: "Collection", cache: CacheState) -> None:
-    """Raise `ParameterError` if the cache is to be warm but the files do not fit in memory."""
-    size, available = bytes_on_disk(collection), usable_memory_bytes()
-    if cache == "warm" and size > WARM_SHARE_OF_MEMORY * available:
-        msg = (
-            f"cache='warm' needs the files in memory, but they have {size / 1e9:.1f} GB "
-            f"and {available / 1e9:.1f} GB are available; measure with cache='cold'"
-        )
-        raise ParameterError(msg)
-
-
 def bytes_on_disk(collection: "Collection") -> int:
     """Return the size of all files of a collection, on this machine or on servers."""
     return sum(source.file_bytes() for source in collection.sources)
@@ -190,7 +179,7 @@ def cache_state(collection: "Collection", requested: CacheState | None) -> Cache
     """Return the cache state to measure in: as requested, or else cold, or remote on servers.
 
     Caches of servers cannot be dropped or filled from here, so there is nothing to choose. An
-    impossible state is a `ParameterError`.
+    impossible state is a `ParameterError`, also if warm files do not fit in memory.
     """
     if not collection.is_remote:
         if requested == "remote":
@@ -202,6 +191,13 @@ def cache_state(collection: "Collection", requested: CacheState | None) -> Cache
         if requested == "warm" and collection.uncached:
             msg = f"cache='warm', but {collection.locations[0]} is opened `uncached`"
             raise ParameterError(f"{msg}; leave `cache` out, or open it without")
+        size, available = bytes_on_disk(collection), usable_memory_bytes()
+        if requested == "warm" and size > WARM_SHARE_OF_MEMORY * available:
+            msg = (
+                f"cache='warm' needs the files in memory, but they have {size / 1e9:.1f} GB "
+                f"and {available / 1e9:.1f} GB are available; measure with cache='cold'"
+            )
+            raise ParameterError(msg)
         return requested or "cold"
     if requested in {"cold", "warm"}:
         first = next(each for each in collection.locations if each.is_remote)

@@ -187,14 +187,10 @@ class Measurements:
     @property
     def replicate_spread(self) -> float | None:
         """Relative spread of replicates of one configuration; None if nothing was repeated."""
-        return seen_spread(
-            [
-                seconds / one.found.cells_per_round
-                for one in taken
-                for seconds in one.found.replicate_seconds
-            ]
-            for taken in self._taken.values()
+        timed = (
+            [e.found for e in taken if e.found.round_seconds] for taken in self._taken.values()
         )
+        return seen_spread([1 / each.rough_cells_per_second for each in found] for found in timed)
 
     def timed(
         self,

@@ -1,8 +1,8 @@
 """Spending a time budget: every pair of sizes once, then the best few in turns."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # they load Optuna
     import optuna
     from optuna.trial import FrozenTrial
 
-    from cellfeed_tuner._profile import Journal
     from cellfeed_tuner._searching._study import Study
 
 # Share of the budget until which pairs of sizes are timed once. Chosen: the rest is for comparing.
@@ -69,6 +68,18 @@ VAGUE_INTERVAL = 100
 _OUT_OF_BUDGET: tuple[Status, str] = ("out of budget", "")
 _BELOW_FLOOR: tuple[Status, str] = ("below entropy floor", "")
 _MAY_RUN = {"too slow", "mixes less", "below entropy floor", "out of budget"}
+
+
+class Journal(Protocol):
+    """Timings that are kept while a profile goes on."""
+
+    def __iter__(self) -> Iterator[tuple[int, Measurement]]:
+        """Iterate over the timings, each with the number of its round."""
+        ...
+
+    def append(self, turn: int, found: Measurement, /) -> None:
+        """Keep one timing."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,12 +132,13 @@ class Search:
         """Profile, compare, and measure the best for longer, until it stays as fast."""
         while (each := self._next_pair()) is not None:
             self._time([each], PROFILE_SECONDS)
-        best, timed = self._model.leader, self.measurements
-        for each in self._model.candidates if best else ():
-            alike = [e for e in timed if best and e.is_like(best)]
-            is_new = all(each.num_workers != e.num_workers for e in alike)
-            is_new = is_new or all(each.others != e.others for e in alike)
-            if best and each.is_like(best) and is_new and self._affords(each):
+        # The best of them with each number of workers, and with each value of other settings.
+        best = self._model.leader
+        for each in [e for e in self._model.candidates if best and e.is_like(best)]:
+            alike = [other for other in self.measurements if other.is_like(each)]
+            has_workers = any(each.num_workers == other.num_workers for other in alike)
+            has_others = any(each.others == other.others for other in alike)
+            if not (has_workers and has_others) and self._affords(each):
                 self._time([each], PROFILE_SECONDS)
         while True:
             self._compare()
@@ -141,7 +153,7 @@ class Search:
                 is_less = self._need is not None and best and share(each) <= share(best)
                 self._not_timed[each] = "mixes less" if is_less else "too slow", ""
 
-    def profile(self, n_rounds: int, journal: "Journal | None", on_progress: Progress) -> None:
+    def profile(self, n_rounds: int, journal: Journal | None, on_progress: Progress) -> None:
         """Time everything that can run, also what mixes too little, in rounds of random order.
 
         What the journal has is not timed again; what is new is appended to it.
@@ -197,7 +209,8 @@ class Search:
             return None
         if (proposed := self._trials.propose(self._accepts)) is not None:
             return proposed
-        return max(new, key=lambda each: self._worth(each, PROFILE_SECONDS))
+        seconds = {each: self._seconds_of(each, PROFILE_SECONDS) for each in new}
+        return max(new, key=lambda each: (self._worth(each, PROFILE_SECONDS), -seconds[each]))
 
     def _accepts(self, proposed: Configuration) -> bool:
         """Return whether what a user's sampler proposes can be timed next; it may be of a space."""
@@ -304,15 +317,15 @@ class Search:
 
         That lies on the line through the smallest and the largest buffers that were timed.
         """
-        peaks = {
-            each.minibatches_in_memory: self.measurements[each].peak_memory_bytes
-            for each in self.measurements
-        }
+        peaks = dict[int, int]()
+        for each in self.measurements:
+            size, peak = each.minibatches_in_memory, self.measurements[each].peak_memory_bytes
+            peaks[size] = min(peak, peaks.get(size, peak))
         few, many = min(peaks), max(peaks)
         of_minibatch = max(0.0, (peaks[many] - peaks[few]) / max(1, many - few))
         for each in [e for e in self._model.candidates if e not in self.measurements]:
             needed = peaks[few] + of_minibatch * (each.minibatches_in_memory - few)
-            is_known = few < many or each.minibatches_in_memory >= few
+            is_known = few < many or each.minibatches_in_memory > few
             if is_known and needed > self.requirements.constraints.memory_bytes:
                 self._model.withdraw(each)
                 self._not_timed[each] = "over memory", f"it would take about {needed / 1e6:,.0f} MB"
