@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 FIGURES := $(sort $(foreach path,$(NOTEBOOKS),$(firstword $(subst _, ,$(basename $(notdir $(path)))))))
 
-.PHONY: demo test test-all tests tests-but-soma tests-soma thorough coverage docs readme check format lint types types-all env bench bench-compare bench-full peers compare-here replay autotune-times advice figures $(FIGURES) clean
+.PHONY: demo test test-core test-all tests tests-but-soma tests-soma thorough coverage docs readme check format lint types types-all env bench bench-compare bench-full peers compare-here replay autotune-times advice figures $(FIGURES) clean
 .DEFAULT_GOAL := demo
 
 # All layers.
@@ -88,6 +88,13 @@ types-all: $(COMPLETE)
 # thread for linear algebra.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist=worksteal \
 	--numprocesses=$$($(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
+
+# The light tests of what every minibatch passes through; they need no extension.
+CORE = bytes collection dataset decode fetch rows sampling sources testing
+
+test-core: $(TEST)
+	$(PYTEST) --hypothesis-profile=quick -m 'not (slow or process or server or docs)' \
+		$(CORE:%=tests/loader/%) $(PYTEST_OPTIONS)
 
 light-tests: $(TEST)
 	$(PYTEST) --hypothesis-profile=quick -m 'smoke or not (slow or process or server or docs)' \

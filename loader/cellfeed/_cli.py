@@ -6,11 +6,13 @@ Each command imports its implementation when it runs, so that help appears immed
 import importlib
 import pkgutil
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+import cellfeed
 from cellfeed._progress import ProgressLine
 from cellfeed._version import __version__
 from cellfeed.console import ByteSize, OneLineErrorGroup, format_bytes, interrupted
@@ -39,11 +41,11 @@ def synthesize(
     *, folder: Path, cells: int, seed: int, genes: int, plates: int, overwrite: bool
 ) -> None:
     """Write a collection that resembles Tahoe-100M into FOLDER."""
-    from cellfeed.synthetic import write_tahoe_like  # noqa: PLC0415
+    from cellfeed import synthetic  # noqa: PLC0415
 
     start = time.perf_counter()
     with ProgressLine() as line:
-        paths = write_tahoe_like(
+        paths = synthetic.write_tahoe_like(
             folder,
             n_cells=cells,
             seed=seed,
@@ -290,15 +292,7 @@ def warm_up() -> None:
     from cellfeed.decode import kernels  # noqa: PLC0415
 
     start = time.perf_counter()
-    folders = map(
-        importlib.import_module, ("cellfeed.decode._kernels", "cellfeed.storages.parquet._kernels")
-    )
-    names = [
-        each.name
-        for folder in folders
-        for each in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}.")
-    ]
-    for name in (*names, "cellfeed.genes._kernels", "cellfeed.sampling._kernels"):
+    for name in _modules_of_kernels(cellfeed.__path__, "cellfeed."):
         importlib.import_module(name)
     with ProgressLine() as line:
         compile_everything(lambda n, total: line.show_share("Compiling", n, total))
@@ -307,6 +301,16 @@ def warm_up() -> None:
             kernels.cast_address(stored, np.dtype(np.float32))
     seconds = time.perf_counter() - start
     click.echo(f"compiled for this processor in {seconds:.1f} s; first minibatches need not")
+
+
+def _modules_of_kernels(paths: Iterable[str], prefix: str) -> Iterator[str]:
+    """Yield the names of the modules of compiled code, ``_kernels``, in folders of a package."""
+    for each in pkgutil.iter_modules(paths, prefix):
+        if "_kernels" in each.name:
+            yield each.name
+        if each.ispkg:
+            folder = each.name.rpartition(".")[2]
+            yield from _modules_of_kernels([f"{path}/{folder}" for path in paths], f"{each.name}.")
 
 
 def _loaded(path: Path) -> Any:

@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 from tests.commands import autotune, cellfeed
+from tests.loader import extensions
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -94,7 +95,7 @@ def test_commands_have_the_options_that_are_shown():
 
 MODULES = [
     *("cellfeed", "cellfeed.machine", "cellfeed.sampling", "cellfeed.sources", "cellfeed.stages"),
-    "cellfeed.spatial",
+    *("cellfeed.extending", "cellfeed.spatial"),
     pytest.param("cellfeed.frameworks.lightning", marks=pytest.mark.slow),  # Lightning takes 2 s
     "cellfeed.frameworks.scvi",
     "cellfeed.frameworks.transformers",
@@ -144,6 +145,19 @@ def rows_of_map(package):
     return [re.findall(r"`(\w+)(?:/|\.py)`", row.split("|")[1]) for row in rows]
 
 
+def extensions_of_map():
+    """The folders in the table of the loader's extensions."""
+    page = (DOCS / "explanation" / "rooms.md").read_text()
+    _, _, table = page.partition("| extension | gives |\n|---|---|\n")
+    return set(re.findall(r"`(\w+)/`", "".join(itertools.takewhile(bool, table.splitlines()))))
+
+
+def test_all_extensions_are_on_the_map():
+    assert {folder.name for folder in extensions.folders()} | extensions.GROUPS == (
+        extensions_of_map()
+    )
+
+
 def statements(node):
     """All statements within a node; looking at expressions takes most of the time."""
     for each in ast.iter_child_nodes(node):
@@ -178,12 +192,14 @@ def test_the_map_of_the_code_is_that_of_the_code(package):
     assert len(height) == sum(map(len, rows))
     path = ROOT / package
     there = {each.stem for each in path.iterdir() if each.suffix == ".py" or each.is_dir()}
-    assert set(height) == there - {"__init__", "__pycache__"}
+    there -= {"__init__", "__pycache__"}
+    others = extensions_of_map() & there if path.name == "cellfeed" else set()
+    assert set(height) == there - others
     imports = imports_of(package)
     for module, imported in imports.items():
         importer = module.split(".")[1:2]
         for each in imported:
             (name,) = each.split(".")[1:2] or [""]
-            if importer and name and importer != [name]:
+            if importer and name and importer != [name] and not {name, *importer} & others:
                 assert height[name] <= height[importer[0]], f"{module} imports {each}"
     TopologicalSorter(imports).prepare()  # raises an error that names a circle

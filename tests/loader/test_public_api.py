@@ -27,6 +27,7 @@ PUBLIC_MODULES = {
         "console",
         "dataset",
         "decode",
+        "extending",
         "fetch",
         "frameworks",
         "genes",

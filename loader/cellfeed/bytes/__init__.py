@@ -1,5 +1,6 @@
 """Sources of bytes, and checks that they have not changed."""
 
+from cellfeed.bytes._buffers import BufferPool
 from cellfeed.bytes._location import (
     NO_OPTIONS,
     SCHEMES,
@@ -18,6 +19,14 @@ from cellfeed.bytes._location import (
     replaced,
     require_file,
 )
+from cellfeed.bytes._remote import (
+    RemoteObjects,
+    Version,
+    expand_url,
+    open_object,
+    versions_below,
+    versions_of,
+)
 from cellfeed.bytes._store import (
     LOOK_UP_SECONDS,
     Arrival,
@@ -26,28 +35,38 @@ from cellfeed.bytes._store import (
     threads_until_left,
     until_left,
 )
+from cellfeed.bytes._tables import CachedTables, map_or_read
 
 __all__ = [
     "LOOK_UP_SECONDS",
     "NO_OPTIONS",
     "SCHEMES",
     "Arrival",
+    "BufferPool",
     "ByteStore",
+    "CachedTables",
     "Identity",
     "LastingIdentity",
     "Location",
+    "RemoteObjects",
     "StorageOptions",
+    "Version",
     "appeared",
     "broken_link",
     "digest_of",
     "digest_of_array",
+    "expand_url",
     "has_suffix",
     "identity",
     "is_awaited",
     "lasting_identity",
+    "map_or_read",
+    "open_object",
     "removed",
     "replaced",
     "require_file",
     "threads_until_left",
     "until_left",
+    "versions_below",
+    "versions_of",
 ]

@@ -2,7 +2,15 @@
 
 from cellfeed.dataset._cell_dataset import CellDataset
 from cellfeed.dataset._interleaved import InterleavedDatasets
-from cellfeed.dataset._parameters import ReadOptions
+from cellfeed.dataset._loader import MinibatchLoader
+from cellfeed.dataset._parameters import ReadOptions, require_callables
 from cellfeed.dataset._statistics import Statistics
 
-__all__ = ["CellDataset", "InterleavedDatasets", "ReadOptions", "Statistics"]
+__all__ = [
+    "CellDataset",
+    "InterleavedDatasets",
+    "MinibatchLoader",
+    "ReadOptions",
+    "Statistics",
+    "require_callables",
+]

@@ -33,7 +33,6 @@ from cellfeed.fetch import (
     Transforms,
     fetches_of,
     prefetched,
-    row_bytes,
     split_steps,
 )
 from cellfeed.machine import threads_per_process
@@ -45,7 +44,6 @@ from cellfeed.sampling import (
     Share,
     derive_key,
 )
-from cellfeed.tokenizers import RankTokens
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -258,8 +256,8 @@ class CellDataset(ResumableDataset):
         if self._is_read_ahead:
             collection.warn_if_slow(self.dtype)
             for name, steps in self.transform.items():
-                if isinstance(tokenizer := split_steps(steps)[1], RankTokens):
-                    tokenizer.warn_if_few_medians(collection.elements[name].column_names)
+                if (of_rows := split_steps(steps)[1]) is not None:
+                    of_rows.warn(collection.elements[name])
             collection.load_tables()  # once, for all worker processes that are forked
             if collection.knows_row_lengths:
                 _parameters.check_memory(self._least_bytes)
@@ -495,8 +493,8 @@ class CellDataset(ResumableDataset):
             return int(getattr(self.collection, "nbytes", 0) / self._n_rows * self.batch_size)
         n_bytes = self.collection.mean_row_bytes(self.dtype, dense=self.dense)
         for each in self.transform.values():
-            tokenizer = split_steps(each)[1]
-            n_bytes += 0 if tokenizer is None else row_bytes(tokenizer)
+            of_rows = split_steps(each)[1]
+            n_bytes += 0 if of_rows is None else of_rows.row_bytes
         return int(
             self.batch_size * self._streams_per_rank * (1 + self.strategy.n_others) * n_bytes
         )

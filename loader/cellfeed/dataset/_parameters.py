@@ -15,14 +15,13 @@ from cellfeed._errors import ParameterError, require_positive
 from cellfeed._torch import HAS_TORCH, torch
 from cellfeed.collection import Collection
 from cellfeed.decode import Verify, check_verify
-from cellfeed.fetch import Transforms, as_stored, genes_of, split_steps
+from cellfeed.fetch import RowTransform, Transforms, as_stored, split_steps
 from cellfeed.machine import usable_memory_bytes
 from cellfeed.rows import Cells, Dtypes, Element
-from cellfeed.tokenizers import Masking, MaskTokens, Tokenizer
 from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
 
 AnyDtype: TypeAlias = "DTypeLike | torch.dtype"
-Step: TypeAlias = Transform | Tokenizer | Masking
+Step: TypeAlias = Transform | RowTransform
 AnyTransform: TypeAlias = Step | Sequence[Step] | Mapping[str, Step | Sequence[Step]]
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -241,14 +240,20 @@ def transforms_of(
             there = ", ".join(map(repr, elements))
             msg = f"`transform` names {name!r}, which is not among the elements read: {there}"
             raise ParameterError(msg)
-        of_values, tokenizer, masking = split_steps(transforms)
+        of_values, of_rows, following = split_steps(transforms)
         _require_fit(elements[name], of_values, is_made_dense=are_made_dense)
-        if tokenizer is not None:
-            _require_tokenizable(elements[name], tokenizer, masking, are_placed=are_placed)
-    tokenized = [name for name, each in found.items() if split_steps(each)[1] is not None]
-    if len(tokenized) > 1:
+        if of_rows is not None:
+            of_rows.require_fit(elements[name], following)
+            if not are_placed:
+                msg = (
+                    f"{of_rows!r} is applied to whole minibatches; leave out `fetch_transform` and "
+                    "`batch_callback`, or use `batch_transform`"
+                )
+                raise ParameterError(msg)
+    replaced = [name for name, each in found.items() if split_steps(each)[1] is not None]
+    if len(replaced) > 1:
         msg = (
-            f"one element may have a tokenizer, but {tokenized[0]!r} and {tokenized[1]!r} have; "
+            f"one element may have a tokenizer, but {replaced[0]!r} and {replaced[1]!r} have; "
             "make the tokens of the other in `batch_transform`"
         )
         raise ParameterError(msg)
@@ -257,57 +262,21 @@ def transforms_of(
 
 def _sequence(transform: Any) -> tuple[Step, ...]:
     given = transform if isinstance(transform, Sequence) else [transform]
-    order = [_kind_of(each) for each in given]
-    if order != sorted(order) or order.count(_TOKENIZER) > 1 or order.count(_MASKING) > 1:
+    for each in given:
+        if not isinstance(each, NormalizeTotal | Log1p | Binarize | Scale | RowTransform):
+            msg = (
+                "`transform` must be from `cellfeed.transforms` or `cellfeed.tokenizers`, such as "
+                f"Log1p(), but got {each!r}; pass a function of your own as `batch_transform`"
+            )
+            raise ParameterError(msg)
+    are_of_rows = [isinstance(each, RowTransform) for each in given]
+    if are_of_rows != sorted(are_of_rows):
         msg = (
             "`transform` must have transforms of values first, then at most one tokenizer, and "
             f"masking at the end, but got {list(given)!r}"
         )
         raise ParameterError(msg)
-    if _MASKING in order and _TOKENIZER not in order:
-        msg = f"{given[-1]!r} masks tokens, but no tokenizer is before it"
-        raise ParameterError(msg)
     return tuple(given)
-
-
-_VALUES, _TOKENIZER, _MASKING = range(3)
-
-
-def _kind_of(step: Any) -> int:
-    if isinstance(step, Tokenizer):
-        return _TOKENIZER
-    if isinstance(step, Masking):
-        return _MASKING
-    if isinstance(step, NormalizeTotal | Log1p | Binarize | Scale):
-        return _VALUES
-    msg = (
-        "`transform` must be from `cellfeed.transforms` or `cellfeed.tokenizers`, such as Log1p(), "
-        f"but got {step!r}; pass a function of your own as `batch_transform`"
-    )
-    raise ParameterError(msg)
-
-
-def _require_tokenizable(
-    element: Element, tokenizer: Tokenizer, masking: Masking | None, *, are_placed: bool
-) -> None:
-    if len(element.row_shape) != 1:
-        msg = f"{element.name!r} has no rows of genes, of which {tokenizer!r} makes tokens"
-        raise ParameterError(msg)
-    if not are_placed:
-        msg = (
-            f"{tokenizer!r} makes tokens of whole minibatches; leave out `fetch_transform` and "
-            "`batch_callback`, or use `batch_transform`"
-        )
-        raise ParameterError(msg)
-    genes_of(tokenizer, element.column_names)
-    if masking is None:
-        return
-    if isinstance(masking, MaskTokens):
-        if isinstance(masking.mask, str):
-            tokenizer.vocabulary[masking.mask]
-    elif not tokenizer.has_values:
-        msg = f"{masking!r} masks values, which {tokenizer!r} does not make; use MaskTokens"
-        raise ParameterError(msg)
 
 
 def _require_fit(element: Element, transforms: Sequence[Transform], *, is_made_dense: bool) -> None:

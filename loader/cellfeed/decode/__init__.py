@@ -12,6 +12,7 @@ from cellfeed.decode._array import (
     ChunkTable,
     Extents,
     FileExtents,
+    Located,
     Pieces,
     RowRanges,
     check_grid,
@@ -35,7 +36,14 @@ from cellfeed.decode._hdf5 import (
     hdf5_slow_read,
     hdf5_tables,
 )
-from cellfeed.decode._kernels._codecs import can_cast
+from cellfeed.decode._kernels import _fields as fields
+from cellfeed.decode._kernels._codecs import (
+    PARQUET_CODECS,
+    STORED,
+    can_cast,
+    can_decode,
+    function_addresses,
+)
 from cellfeed.decode._placing import (
     RowGroup,
     SelectedElements,
@@ -56,6 +64,8 @@ from cellfeed.decode._zarr import (
 
 __all__ = [
     "CHUNK_ELEMENTS",
+    "PARQUET_CODECS",
+    "STORED",
     "ChunkReads",
     "ChunkTable",
     "ChunkedArray",
@@ -65,6 +75,7 @@ __all__ = [
     "Extents",
     "FileExtents",
     "FolderFiles",
+    "Located",
     "OpenFile",
     "Pieces",
     "RowGroup",
@@ -76,12 +87,15 @@ __all__ = [
     "ZarrFiles",
     "ZarrLayout",
     "can_cast",
+    "can_decode",
     "check_grid",
     "check_verify",
     "chunk_codec",
     "chunk_grid",
     "divide_reads",
     "expect_numcodecs",
+    "fields",
+    "function_addresses",
     "hdf5_array",
     "hdf5_codec",
     "hdf5_has_checksums",

@@ -3,21 +3,21 @@
 from cellfeed.fetch._parts import Part, Transforms, as_stored
 from cellfeed.fetch._prefetch import Pools, Stage, in_stages, load_tables, prefetched
 from cellfeed.fetch._reader import PlannedRead, Reader, fetches_of
-from cellfeed.fetch._tokens import genes_of, row_bytes, split_steps
+from cellfeed.fetch._row_transform import ReplaceRows, RowTransform, split_steps
 
 __all__ = [
     "Part",
     "PlannedRead",
     "Pools",
     "Reader",
+    "ReplaceRows",
+    "RowTransform",
     "Stage",
     "Transforms",
     "as_stored",
     "fetches_of",
-    "genes_of",
     "in_stages",
     "load_tables",
     "prefetched",
-    "row_bytes",
     "split_steps",
 ]

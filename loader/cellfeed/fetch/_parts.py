@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from cellfeed._errors import FormatError
 from cellfeed._runs import Runs, merge_consecutive
 from cellfeed.decode import Counters, ValueSteps
+from cellfeed.fetch._row_transform import Step
 from cellfeed.rows import Chunks, ColumnMap, CsrRows, Layout, RaggedRows, RowTarget
 from cellfeed.sources import Source, StoredElement
-from cellfeed.tokenizers import Masking, Tokenizer
 from cellfeed.transforms import Transform
 
 
@@ -172,7 +172,6 @@ _TYPES = {"csr": CsrRows, "dense": np.ndarray, "ragged": RaggedRows}
 
 # Transforms of one element, before and after sparse rows are made dense.
 
-Step = Transform | Tokenizer | Masking
 Transforms = Mapping[str, Sequence[Step]]
 """Transforms by the name of the element, in the order in which they are applied."""
 

@@ -17,7 +17,7 @@ from cellfeed.fetch._element_read import ElementRead, PartRows, RowLayout, Selec
 from cellfeed.fetch._library_rows import decode
 from cellfeed.fetch._parts import ElementTransforms, Part, Transforms
 from cellfeed.fetch._prefetch import ByteBudget, Pools, Stage, in_stages, prefetched
-from cellfeed.fetch._tokens import ElementTokens, split_steps
+from cellfeed.fetch._row_transform import ReplaceRows, split_steps
 from cellfeed.machine import usable_cpu_count
 from cellfeed.rows import Cells, CsrRows, Dtypes, Element, Group, ObsColumn, dtypes_of
 from cellfeed.sampling import Fetch, Share
@@ -173,15 +173,15 @@ class Reader:
         self._dtypes = dtypes_of(collection.elements, dtype)
         self._counters = Counters() if counters is None else counters
         self._transforms = dict[str, ElementTransforms]()
-        self._tokens = dict[str, ElementTokens]()
+        self._replaced = dict[str, ReplaceRows]()
         for name, steps in (transforms or {}).items():
-            element, (of_values, tokenizer, masking) = collection.elements[name], split_steps(steps)
+            element, (of_values, of_rows, following) = collection.elements[name], split_steps(steps)
             if of_values:
                 self._transforms[name] = ElementTransforms.of(
                     of_values, element.layout, self._dtypes[name], self._counters
                 )
-            if tokenizer is not None:
-                self._tokens[name] = ElementTokens(tokenizer, masking, element, self._counters)
+            if of_rows is not None:
+                self._replaced[name] = of_rows.bind(element, following, self._counters)
         # Applied to sparse values while they are decoded.
         self._inline_steps = {
             name: each.stored
@@ -524,7 +524,7 @@ class Reader:
         planned.chunks.decompress(self._decoder)
 
     def finished(self, groups: Iterator[Cells], *, dense: bool, key: int) -> Iterator[Cells]:
-        """Return groups whose elements are dense, or tokens; threads make the next ones meanwhile.
+        """Return groups whose elements are dense or replaced; threads make the next ones meanwhile.
 
         Parameters
         ----------
@@ -533,17 +533,17 @@ class Reader:
         dense
             Whether sparse elements are made dense.
         key
-            Key of the epoch, for what tokenizers draw.
+            Key of the epoch, for what row transforms draw.
         """
-        return self._finished(groups, dense, key) if dense or self._tokens else groups
+        return self._finished(groups, dense, key) if dense or self._replaced else groups
 
     def _finished(self, groups: Iterator[Cells], dense: bool, key: int) -> Iterator[Cells]:  # noqa: FBT001
         def finish(cells: Cells) -> Cells:
             elements = dict[str, Any]()
             for name, rows in cells.items():
-                if name in self._tokens:
+                if name in self._replaced:
                     with self._counters.wall_time(Counter.TOKENIZING):
-                        elements |= self._tokens[name].of(rows, cells.rows, key, self._pools.dense)
+                        elements |= self._replaced[name](rows, cells.rows, key, self._pools.dense)
                 elif dense:
                     with self._counters.wall_time(Counter.DENSIFYING):
                         elements[name] = self._dense_rows(name, rows)

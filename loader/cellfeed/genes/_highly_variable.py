@@ -9,9 +9,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._errors import ParameterError, one_line, require_positive
-from cellfeed._lazy import pd
 from cellfeed.collection import Collection
+from cellfeed.extending import ParameterError, one_line, pd, require_positive
 from cellfeed.genes._sums import N_LARGEST, Batches, Sums, require_genes, sums_of
 from cellfeed.transforms import Transform
 

@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._compiled import Purpose, compiled
+from cellfeed.extending import Purpose, compiled
 
 PURPOSE = Purpose("sums over cells", 2)
 

@@ -12,15 +12,25 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._errors import ColumnError, FormatError, ParameterError
-from cellfeed._lazy import pd
-from cellfeed._progress import ProgressLine
-from cellfeed.bytes import LastingIdentity, digest_of, digest_of_array, lasting_identity
-from cellfeed.bytes._tables import CachedTables
+from cellfeed.bytes import (
+    CachedTables,
+    LastingIdentity,
+    digest_of,
+    digest_of_array,
+    lasting_identity,
+)
 from cellfeed.collection import Collection
 from cellfeed.dataset import CellDataset, ReadOptions
+from cellfeed.extending import (
+    ColumnError,
+    FormatError,
+    ParameterError,
+    ProgressLine,
+    pd,
+    usable_cpu_count,
+)
 from cellfeed.genes import _kernels
-from cellfeed.machine import usable_cpu_count, usable_memory_bytes
+from cellfeed.machine import usable_memory_bytes
 from cellfeed.rows import CategoricalColumn, Cells
 from cellfeed.sampling import Streaming
 from cellfeed.transforms import Transform

@@ -19,15 +19,19 @@ from typing import Any, Literal, get_args, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._errors import FormatError, ParameterError, PathError, require_seed
-from cellfeed._lazy import pd
 from cellfeed.bytes import Location
-from cellfeed.collection._collection import Collection
-from cellfeed.collection._open_collection import located
-from cellfeed.collection._rounding import as_weights, sizes_of_parts
-from cellfeed.collection._splits import Labels, Rows, count_divided, labels_of
-from cellfeed.sampling import derive_key, random_words
-from cellfeed.sampling._labels import named_values
+from cellfeed.collection import (
+    Collection,
+    Labels,
+    Rows,
+    as_weights,
+    count_divided,
+    labels_of,
+    located,
+    sizes_of_parts,
+)
+from cellfeed.extending import FormatError, ParameterError, PathError, pd, require_seed
+from cellfeed.sampling import derive_key, named_values, random_words
 
 __all__ = ["PerturbationSplit", "perturbation_datasets", "perturbation_split"]
 

@@ -5,6 +5,8 @@
 writes one part, in any process; ``_preshuffle`` runs it all, and verifies the result.
 """
 
+from cellfeed.preshuffling._job import InputFile
 from cellfeed.preshuffling._preshuffle import Preshuffled, preshuffle
+from cellfeed.preshuffling._tables import ObsTable
 
-__all__ = ["Preshuffled", "preshuffle"]
+__all__ = ["InputFile", "ObsTable", "Preshuffled", "preshuffle"]

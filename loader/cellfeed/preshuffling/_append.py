@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import MismatchError, ParameterError, require_not_negative
 from cellfeed.collection import Collection, Genes, JoinVars
+from cellfeed.extending import MismatchError, ParameterError, require_not_negative
 from cellfeed.preshuffling._inputs import open_matrices, open_parts
 from cellfeed.preshuffling._job import (
     Contents,

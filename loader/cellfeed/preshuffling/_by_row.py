@@ -14,14 +14,13 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError
-from cellfeed._runs import Runs, count_rows, expand
 from cellfeed.bytes import Location
 from cellfeed.collection import Collection
+from cellfeed.extending import FormatError
 from cellfeed.fetch import PlannedRead, Reader, Stage, in_stages
 from cellfeed.rows import CsrRows, Layout
-from cellfeed.sources import Source, StoredElement
-from cellfeed.sources._anndata import StoredCsc
+from cellfeed.sources import Runs, Source, StoredElement, count_rows, expand
+from cellfeed.sources.anndata import StoredCsc
 
 _BYTES_PER_ELEMENT = 80  # in memory: of a block, what is read ahead of it, and its copy by cell
 # Smaller blocks stay in caches; more than so many would make tiny pieces of each row.

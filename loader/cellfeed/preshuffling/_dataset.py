@@ -21,7 +21,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 from zarr.codecs.numcodecs import AsType, Delta
 
 from cellfeed.decode import expect_numcodecs, kernels
-from cellfeed.machine import usable_cpu_count
+from cellfeed.extending import usable_cpu_count
 from cellfeed.preshuffling._inputs import Inputs, table_of
 from cellfeed.preshuffling._job import Job, Matrix, os_errors
 

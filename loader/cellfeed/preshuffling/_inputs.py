@@ -15,17 +15,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError, ParameterError, require_list
 from cellfeed.bytes import Location
 from cellfeed.collection import Collection, Genes, located, require_elements, side_by_side
+from cellfeed.extending import FormatError, ParameterError, require_list
 from cellfeed.preshuffling._by_row import ByRow
 from cellfeed.preshuffling._job import Contents, Job, Matrix, OutputFolder
 from cellfeed.preshuffling._tables import CellTable, FileTable, ObsTable
 from cellfeed.sampling import Fetch
-from cellfeed.sources import Source
-from cellfeed.sources._anndata import ANNDATA, AnnDataSource, StoredCsc, open_to_copy
-from cellfeed.sources._registry import open_location, select_elements
-from cellfeed.sources._source import as_text
+from cellfeed.sources import Source, as_text, open_location, select_elements
+from cellfeed.sources.anndata import ANNDATA, AnnDataSource, StoredCsc, open_to_copy
 
 _UNS = "uns"
 

@@ -21,22 +21,22 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from cellfeed._errors import (
+from cellfeed.bytes import Location, identity
+from cellfeed.collection import Collection, JoinVars, located
+from cellfeed.console import format_bytes
+from cellfeed.extending import (
     FormatError,
     MismatchError,
     ParameterError,
     PathError,
+    pd,
     require_positive,
     require_seed,
 )
-from cellfeed._lazy import pd
-from cellfeed._runs import merge_consecutive
-from cellfeed.bytes import Location, identity
-from cellfeed.collection import Collection, JoinVars, located
-from cellfeed.console import format_bytes
 from cellfeed.preshuffling._by_row import ByRow
 from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch
-from cellfeed.sources._anndata._zarr import DATASETS
+from cellfeed.sources import merge_consecutive
+from cellfeed.sources.anndata import DATASETS
 
 # The inputs: checks that they have not changed, and their short names.
 

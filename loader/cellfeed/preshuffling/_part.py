@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import ParameterError, PathError
 from cellfeed.collection import Collection
 from cellfeed.console import format_bytes
+from cellfeed.extending import ParameterError, PathError
 from cellfeed.fetch import PlannedRead, Reader, Stage, in_stages
 from cellfeed.preshuffling._dataset import CsrPart, write_dataset
 from cellfeed.preshuffling._inputs import Inputs

@@ -13,10 +13,9 @@ import zarr
 from anndata.io import read_elem, sparse_dataset
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError, ParameterError, require_list
-from cellfeed._runs import merge_consecutive
 from cellfeed.collection import Collection, Genes, JoinVars, row_numbers
 from cellfeed.decode import expect_numcodecs
+from cellfeed.extending import FormatError, ParameterError, require_list
 from cellfeed.preshuffling._append import contents_of_store, describe_extension
 from cellfeed.preshuffling._inputs import Inputs, contents_of, open_matrices, open_parts
 from cellfeed.preshuffling._job import (
@@ -36,6 +35,7 @@ from cellfeed.preshuffling._part import (
     write_parts_on_dask,
 )
 from cellfeed.preshuffling._tables import CellTable, provenance_of
+from cellfeed.sources import merge_consecutive
 
 # Checking the result: every cell once, the numbers of elements, and a sample of values.
 

@@ -9,14 +9,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError, MismatchError
-from cellfeed._runs import expand, merge_consecutive, split_at
 from cellfeed.bytes import Location
 from cellfeed.collection import exact_numbers, join_column
+from cellfeed.extending import FormatError, MismatchError
 from cellfeed.preshuffling._job import file_labels
 from cellfeed.rows import NumericColumn
-from cellfeed.sources import Source
-from cellfeed.sources._anndata import AnnDataSource
+from cellfeed.sources import Source, expand, merge_consecutive, split_at
+from cellfeed.sources.anndata import AnnDataSource
 
 
 @dataclass(frozen=True, slots=True, eq=False)

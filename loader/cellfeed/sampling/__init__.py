@@ -13,10 +13,12 @@ from cellfeed.sampling._base import (
     MatchedOrder,
     Progress,
     SamplingStrategy,
+    sorted_indices,
 )
 from cellfeed.sampling._block_shuffling import BlockShuffling, ChunkStarts, Streaming
 from cellfeed.sampling._grouped import GroupedSampling
-from cellfeed.sampling._matched import MatchedControls
+from cellfeed.sampling._labels import factorized, named_values
+from cellfeed.sampling._matched import MatchedControls, WithOthers
 from cellfeed.sampling._permutation import Permutation, derive_key, random_below, random_words
 from cellfeed.sampling._plan import EpochPlan, Fetch, Share
 from cellfeed.sampling._weighted import BlockWeightedSampling, ClassBalancedSampling
@@ -40,7 +42,11 @@ __all__ = [
     "SamplingStrategy",
     "Share",
     "Streaming",
+    "WithOthers",
     "derive_key",
+    "factorized",
+    "named_values",
     "random_below",
     "random_words",
+    "sorted_indices",
 ]

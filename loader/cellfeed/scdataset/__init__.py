@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import sampling
-from cellfeed._errors import ParameterError, require_seed
-from cellfeed._torch import require_torch
-from cellfeed.collection._indexables import count_indexable_rows
-from cellfeed.sampling._base import sorted_indices
+from cellfeed.collection import count_indexable_rows
+from cellfeed.extending import ParameterError, require_seed, require_torch
+from cellfeed.sampling import sorted_indices
 from cellfeed.scdataset._dataset import scDataset
 from cellfeed.scdataset._indexables import MultiIndexable, adata_to_mindex, hf_tahoe_to_tensor
 from cellfeed.scdataset._suggestion import estimate_sample_size, suggest_parameters

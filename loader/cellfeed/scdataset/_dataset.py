@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.dataset import CellDataset
-from cellfeed.dataset._parameters import require_callables
+from cellfeed.dataset import CellDataset, require_callables
 from cellfeed.sampling import SamplingStrategy
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import ColumnError, FormatError, ParameterError, require_positive
-from cellfeed.collection._indexables import count_indexable_rows, in_memory, require_indexable
+from cellfeed.collection import count_indexable_rows, in_memory, require_indexable
+from cellfeed.extending import ColumnError, FormatError, ParameterError, require_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -221,7 +221,7 @@ def hf_tahoe_to_tensor(
     tensor([[3., 0., 4.],
             [0., 5., 0.]])
     """
-    from cellfeed._torch import require_torch, torch  # noqa: PLC0415 - only this needs it
+    from cellfeed.extending import require_torch, torch  # noqa: PLC0415 - only this needs it
 
     require_torch("`hf_tahoe_to_tensor`")
     width = require_positive("num_genes", num_genes)

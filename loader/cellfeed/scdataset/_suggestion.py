@@ -9,14 +9,19 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import ParameterError, require_integer, require_positive
-from cellfeed._lazy import sp
-from cellfeed._torch import HAS_TORCH, torch
-from cellfeed.collection import Collection
-from cellfeed.collection._indexables import count_rows
-from cellfeed.machine import local_world_size, usable_cpu_count, usable_memory_bytes
+from cellfeed import Minibatch
+from cellfeed.collection import Collection, count_rows
+from cellfeed.extending import (
+    HAS_TORCH,
+    ParameterError,
+    require_integer,
+    require_positive,
+    sp,
+    torch,
+    usable_cpu_count,
+)
+from cellfeed.machine import local_world_size, usable_memory_bytes
 from cellfeed.rows import Cells
-from cellfeed.rows._minibatch import Minibatch
 from cellfeed.sampling import Streaming
 from cellfeed.scdataset._dataset import scDataset
 from cellfeed.scdataset._indexables import MultiIndexable

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from cellfeed._errors import CellfeedError, FormatError, ParameterError, PathError
-from cellfeed._lazy import pd
 from cellfeed.bytes import SCHEMES, Location, has_suffix
 from cellfeed.sources._source import Source
 
@@ -319,92 +318,3 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type if it has none."""
     said = str(error).strip().splitlines()
     return said[0].rstrip(".") if said else type(error).__name__
-
-
-# Arrow tables as data frames of obs; requires pyarrow.
-
-
-def import_arrow(location: Location, extra: str) -> Any:
-    """Return pyarrow, which only some storages need.
-
-    Parameters
-    ----------
-    location
-        The location being opened, for the message.
-    extra
-        The extra of cellfeed that installs pyarrow.
-
-    Raises
-    ------
-    FormatError
-        pyarrow is not installed.
-    """
-    library("pyarrow.parquet", location, what="an Arrow table", extra=extra)
-    return import_module("pyarrow")
-
-
-MISSING = "missing values"  # of a column without a type
-
-
-def values_of(found: Any) -> Any:
-    """Return the type of the values, of a dictionary or not."""
-    return found.value_type if hasattr(found, "index_type") else found
-
-
-def kind(found: Any) -> str:
-    """Return what a type is in obs; empty if it cannot be there."""
-    from pyarrow import types  # noqa: PLC0415 - optional
-
-    values = values_of(found)
-    if types.is_boolean(values):
-        is_known, what = True, "booleans"
-    elif types.is_integer(values) or types.is_floating(values):
-        is_known, what = True, "numbers"
-    else:
-        is_text = types.is_string(values) or types.is_large_string(values)
-        is_known, what = is_text or types.is_string_view(values), "text"
-    if types.is_null(values):
-        return MISSING
-    if not is_known:
-        return ""
-    return f"categories that are {what}" if values is not found and what != "text" else what
-
-
-# Dtypes of pandas whose missing values are NA.
-_NULLABLE = {f"{kind}{bits}" for kind in ("Int", "UInt") for bits in (8, 16, 32, 64)}
-_NULLABLE |= {"Float32", "Float64", "boolean"}
-# Of Arrow's integers that float64 may not represent, the dtypes of pandas with missing values.
-_INTEGERS, _MOST_EXACT = {"int64": "Int64", "uint64": "UInt64"}, 1 << 53
-
-
-def to_frame(table: Any) -> pd.DataFrame:
-    """Return an Arrow table as a data frame, with text as categories.
-
-    Columns that pandas wrote with missing values of its own (NA) have them again, as have integers
-    that would be rounded beside NaN.
-
-    Parameters
-    ----------
-    table
-        A ``pyarrow.Table`` with columns of numbers, booleans, text or dictionaries.
-    """
-    from pyarrow import compute  # noqa: PLC0415 - optional
-
-    frame: pd.DataFrame = table.to_pandas(strings_to_categorical=True, ignore_metadata=True)
-    written = (table.schema.pandas_metadata or {}).get("columns", ())
-    dtypes = {each["field_name"]: each["numpy_type"] for each in written}
-    for name in frame:
-        column = table.column(name)
-        if dtypes.get(name) in _NULLABLE:
-            dtype: Any = pd.api.types.pandas_dtype(dtypes[name])
-            frame[name] = dtype.__from_arrow__(column)
-        elif column.null_count and (found := _INTEGERS.get(str(column.type))):
-            bounds = compute.min_max(column).as_py().values()
-            if any(value is not None and abs(value) > _MOST_EXACT for value in bounds):
-                nullable: Any = pd.api.types.pandas_dtype(found)
-                frame[name] = nullable.__from_arrow__(column)
-        elif str(column.type) == "bool" and column.null_count == len(column):
-            frame[name] = pd.Categorical(frame[name], [False, True])
-        elif str(column.type) == "null":  # no row has a value
-            frame[name] = pd.Categorical(frame[name])
-    return frame

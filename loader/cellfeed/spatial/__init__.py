@@ -14,13 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._errors import ParameterError, require_positive
-from cellfeed._lazy import ad, sp, zarr
-from cellfeed.collection._collection import Collection
-from cellfeed.collection._splits import labels_of
-from cellfeed.machine import usable_cpu_count
-from cellfeed.sampling import SamplingStrategy
-from cellfeed.sampling._matched import WithOthers
+from cellfeed.collection import Collection, labels_of
+from cellfeed.extending import ParameterError, ad, require_positive, sp, usable_cpu_count, zarr
+from cellfeed.sampling import SamplingStrategy, WithOthers
 
 if TYPE_CHECKING:
     import torch
@@ -419,7 +415,7 @@ def to_graph(minibatch: Minibatch) -> Graph:
     """
     import torch  # noqa: PLC0415 - it takes long, and few need it
 
-    from cellfeed.rows._minibatch import Minibatch  # noqa: PLC0415 - it imports torch
+    from cellfeed import Minibatch  # noqa: PLC0415 - it imports torch
 
     given: Any = minibatch
     near = getattr(given, "neighbors", None)
@@ -454,7 +450,7 @@ def _appended(name: str, tensor: Any, others: Any, which: torch.Tensor) -> torch
     """Return the rows of a dense or CSR tensor, and after these some of another one."""
     import torch  # noqa: PLC0415 - see `to_graph`
 
-    from cellfeed.rows._minibatch import csr_tensor  # noqa: PLC0415 - it imports torch
+    from cellfeed.extending import csr_tensor  # noqa: PLC0415 - it imports torch
 
     if not isinstance(tensor, torch.Tensor):
         msg = f"rows of the element {name!r} differ in length, which nodes of a graph cannot have"

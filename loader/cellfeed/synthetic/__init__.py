@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import ParameterError, require_positive
 from cellfeed.console import format_bytes
-from cellfeed.machine import usable_cpu_count
+from cellfeed.extending import ParameterError, require_positive, usable_cpu_count
 from cellfeed.synthetic._plates import Experiment, ExpressionModel, write_plates
 
 __all__ = ["plate_sizes", "write_tahoe_like"]

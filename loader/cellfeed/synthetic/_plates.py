@@ -26,7 +26,7 @@ from h5py._objects import phil  # the lock that all of h5py takes: HDF5 is not t
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from cellfeed._errors import ParameterError, require_positive, require_seed
+from cellfeed.extending import ParameterError, require_positive, require_seed
 
 # Purposes of independent random streams, so that plates can be written in any order and by any
 # process. The numbers determine the output.

@@ -34,18 +34,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import (
-    FormatError,
-    ParameterError,
-    PathError,
-    one_line,
-    require_positive,
-)
+from cellfeed.decode import Counters
+from cellfeed.extending import FormatError, ParameterError, PathError, one_line, require_positive
+from cellfeed.fetch import ReplaceRows, RowTransform
+from cellfeed.rows import Element
+from cellfeed.tokenizers._made import ElementTokens, genes_of
 
 __all__ = [
     "BinnedValues",
@@ -62,6 +60,8 @@ __all__ = [
 Padding: TypeAlias = Literal["longest", "max_length"] | None
 Genes: TypeAlias = Literal["nonzero", "all"]
 
+# Of a token in a minibatch, with its label (int64), value, mask and attention mask.
+_TOKEN_BYTES = 2 * 8 + 4 + 2
 _LARGEST_TOKEN = np.iinfo(np.int32).max
 
 
@@ -256,7 +256,7 @@ class _ByGene:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Tokenizer:
+class Tokenizer(RowTransform):
     """Base class of the tokenizers in this module, which are compiled.
 
     Parameters
@@ -280,6 +280,7 @@ class Tokenizer:
     padding: Padding = "longest"
     gene_names: Any = None
     has_values = True
+    algorithm: ClassVar[Literal["rank", "bin", "function"]]
 
     def __post_init__(self) -> None:
         """Check the parameters."""
@@ -316,6 +317,43 @@ class Tokenizer:
             msg = f"`{name}` must be the name of a special token, or a token, but got {given!r}"
             raise ParameterError(msg)
         return int(given)
+
+    @property
+    def row_bytes(self) -> int:
+        """Upper bound of what the tokens of a cell take in a minibatch, in bytes."""
+        return self.max_length * _TOKEN_BYTES
+
+    def require_fit(self, element: Element, following: Sequence[RowTransform]) -> None:
+        """Check that an element has genes with tokens, and that what follows is one masking.
+
+        Raises
+        ------
+        ParameterError
+            It has not, or something else follows.
+        """
+        if len(element.row_shape) != 1:
+            msg = f"{element.name!r} has no rows of genes, of which {self!r} makes tokens"
+            raise ParameterError(msg)
+        if len(following) > 1 or not all(isinstance(each, Masking) for each in following):
+            msg = (
+                "`transform` must have transforms of values first, then at most one tokenizer, and "
+                f"masking at the end, but got {[self, *following]!r}"
+            )
+            raise ParameterError(msg)
+        genes_of(self, element.column_names)
+        for each in following:
+            if isinstance(each, MaskTokens):
+                if isinstance(each.mask, str):
+                    self.vocabulary[each.mask]
+            elif not self.has_values:
+                msg = f"{each!r} masks values, which {self!r} does not make; use MaskTokens"
+                raise ParameterError(msg)
+
+    def bind(
+        self, element: Element, following: Sequence[RowTransform], counters: Counters
+    ) -> ReplaceRows:
+        """Return the function that makes tokens of rows."""
+        return ElementTokens(self, next(iter(following), None), element, counters)
 
     def tokens_of(self, genes: NDArray[Any]) -> NDArray[np.int64]:
         """Return the token of each gene of a collection, -1 if it is unknown.
@@ -411,6 +449,7 @@ class RankTokens(Tokenizer):
     cls: str | int | None = field(default="<cls>", kw_only=True)
     eos: str | int | None = field(default="<eos>", kw_only=True)
     has_values = False
+    algorithm = "rank"
 
     def __post_init__(self) -> None:
         """Check the parameters."""
@@ -430,10 +469,11 @@ class RankTokens(Tokenizer):
             raise ParameterError(f"no gene has a median: {self._told_of_medians(names)}")
         return tokens
 
-    def warn_if_few_medians(self, genes: NDArray[Any]) -> None:
+    def warn(self, element: Element) -> None:
         """Warn if few of the genes that have a token have a median; see `RankTokens`."""
         if self.medians is None:
             return
+        genes = element.column_names
         known = super().tokens_of(genes) >= 0
         n_both = np.count_nonzero(self.tokens_of(genes) >= 0)
         n_medians = np.count_nonzero(~np.isnan(self.medians.values))
@@ -505,6 +545,7 @@ class BinnedValues(Tokenizer):
     genes: Genes = field(default="nonzero", kw_only=True)
     cls: str | int | None = field(default="<cls>", kw_only=True)
     pad_value: float = field(default=-2.0, kw_only=True)
+    algorithm = "bin"
 
     def __post_init__(self) -> None:
         """Check the parameters."""
@@ -553,6 +594,7 @@ class GeneSubset(Tokenizer):
     genes: Genes = field(default="all", kw_only=True)
     cls: str | int | None = field(default=None, kw_only=True)
     pad_value: float = field(default=0.0, kw_only=True)
+    algorithm = "bin"
 
     def __post_init__(self) -> None:
         """Check the parameters."""
@@ -605,6 +647,7 @@ class RowTokens(Tokenizer):
     vocabulary: Any
     function: Callable[..., int]
     pad_value: float = field(default=0.0, kw_only=True)
+    algorithm = "function"
 
     def __post_init__(self) -> None:
         """Check the parameters."""
@@ -618,8 +661,27 @@ class RowTokens(Tokenizer):
         return f"RowTokens({name}, {len(self.vocabulary):,} tokens, max_length={self.max_length})"
 
 
-class Masking:
+class Masking(RowTransform):
     """Base class of `MaskTokens` and `MaskValues`, which come after a tokenizer."""
+
+    masks: ClassVar[Literal["tokens", "values"]]
+    row_bytes = 0
+
+    def require_fit(self, element: Element, following: Sequence[RowTransform]) -> NoReturn:  # noqa: ARG002
+        """Refuse to come first.
+
+        Raises
+        ------
+        ParameterError
+            Always.
+        """
+        raise ParameterError(f"{self!r} masks tokens, but no tokenizer is before it")
+
+    def bind(
+        self, element: Element, following: Sequence[RowTransform], counters: Counters
+    ) -> NoReturn:
+        """Do nothing by itself; the tokenizer masks its tokens."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -653,6 +715,7 @@ class MaskTokens(Masking):
     mask: str | int = "<mask>"
     random: float = 0.1
     kept: float = 0.1
+    masks = "tokens"
 
     def __post_init__(self) -> None:
         """Check the shares."""
@@ -690,6 +753,7 @@ class MaskValues(Masking):
 
     fraction: float = 0.4
     value: float = -1.0
+    masks = "values"
 
     def __post_init__(self) -> None:
         """Check the fraction."""

@@ -13,16 +13,25 @@ from typing import Any, TypeAlias, TypeVar
 import h5py
 import numpy as np
 
-from cellfeed._errors import FormatError, ParameterError, PathError, require_positive
 from cellfeed.bytes import LastingIdentity, Location
 from cellfeed.collection import located
 from cellfeed.decode import ChunkedArray, Decoder
-from cellfeed.machine import usable_cpu_count
-from cellfeed.sources._anndata import ANNDATA
-from cellfeed.sources._anndata._damage import damage_named
-from cellfeed.sources._anndata._file import AnnDataFile, is_group, text
-from cellfeed.sources._anndata._local_h5file import LocalH5File
-from cellfeed.sources._anndata._zarr import LocalZarrStore
+from cellfeed.extending import (
+    FormatError,
+    ParameterError,
+    PathError,
+    require_positive,
+    usable_cpu_count,
+)
+from cellfeed.sources.anndata import (
+    ANNDATA,
+    AnnDataFile,
+    LocalH5File,
+    LocalZarrStore,
+    damage_named,
+    is_group,
+    text,
+)
 
 __all__ = ["Verified", "verify"]
 

@@ -27,7 +27,6 @@ from cellfeed import (
     ParameterError,
     Streaming,
     open_collection,
-    preshuffle,
 )
 
 N_COLUMNS = 72_000_000
@@ -102,6 +101,7 @@ class TestImages:
         expected = f"^{path}: `layers/alleles` has 3 dimensions, which requires all"
         with pytest.raises(MismatchError, match=expected):
             open_collection(path, elements=["layers/alleles"], genes=["gene2"])
+        preshuffle = pytest.importorskip("cellfeed.preshuffling").preshuffle
         told = r"two dimensions, cells x genes, .* has 3; read it"
         with pytest.raises(ParameterError, match=told):
             preshuffle(path, tmp_path / "out.zarr", element="layers/alleles")

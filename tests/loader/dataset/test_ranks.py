@@ -412,6 +412,7 @@ with open(f"{sys.argv[1]}/{by.global_rank}.json", "w") as file:
 def test_ranks_of_lightning(tmp_path):
     """The dataset is made long before Lightning starts the other rank and they meet."""
     pytest.importorskip("pytorch_lightning")
+    pytest.importorskip("cellfeed.frameworks.lightning")
     script = tmp_path / "script.py"
     script.write_text(_LIGHTNING)
     warm.output_of(

@@ -37,8 +37,6 @@ from cellfeed import (
     ParameterError,
     StateError,
     Streaming,
-    TokenStream,
-    TokenStreamWriter,
     open_collection,
 )
 
@@ -365,8 +363,9 @@ def adata(seed=0, form=sp.csr_matrix):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A stream of which windows of 4 and of 4 every 4, of 2 every 4, and documents are 30."""
+    tokens = pytest.importorskip("cellfeed.storages.tokens")
     folder = tmp_path_factory.mktemp("stream")
-    with TokenStreamWriter(folder, "uint16", documents=True) as writer:
+    with tokens.TokenStreamWriter(folder, "uint16", documents=True) as writer:
         for document in range(30):
             writer.append(np.full(4, document))
     return folder
@@ -382,7 +381,8 @@ ROWS: dict[str, Any] = {
 @pytest.mark.parametrize("before", ROWS)
 @pytest.mark.parametrize("after", ROWS)
 def test_rows_of_a_token_stream(folder, before, after):
-    first, second = (TokenStream(folder, **ROWS[each]) for each in (before, after))
+    tokens = pytest.importorskip("cellfeed.storages.tokens")
+    first, second = (tokens.TokenStream(folder, **ROWS[each]) for each in (before, after))
     assert first.n_rows == second.n_rows
     state = _over(first).state_dict()
     if before == after:

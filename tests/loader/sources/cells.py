@@ -16,7 +16,6 @@ from cellfeed import (
     CellDataset,
     FormatError,
     open_collection,
-    preshuffle,
 )
 
 N_CELLS, N_GENES = 300, 40
@@ -94,16 +93,6 @@ def assert_selected(collection, adata, rows):
     assert np.array_equal(dense(cells["obsm/X_pca"]), adata.obsm["X_pca"][rows[order]])
     donors = labels_of(collection, "donor", cells.obs["donor"])
     assert donors == adata.obs["donor"].iloc[rows[order]].tolist()
-
-
-def assert_preshuffled(path, adata, folder, obs=()):
-    """Assert that preshuffle takes a path; return what comes of it, and which row each cell was."""
-    preshuffle(path, folder / "shuffled.zarr", seed=0)
-    shuffled = open_collection(folder / "shuffled.zarr", obs=["source_row", *obs])
-    rows = np.asarray(shuffled.obs["source_row"].values).astype(int)
-    assert np.array_equal(np.sort(rows), np.arange(adata.n_obs))
-    assert np.array_equal(shuffled[:].X.toarray(), adata.X[rows].toarray())
-    return shuffled, rows
 
 
 def said_without(package, path, patch):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.loader.matrices import dense, replace
 from tests.servers.web import WebServer
 
-from cellfeed import FormatError, ParameterError, PathError, open_collection, preshuffle
+from cellfeed import FormatError, ParameterError, PathError, open_collection
 
 N, M = 40, 12
 COUNTS = np.random.default_rng(0).poisson(0.7, (N, M)).astype(np.float32) + np.eye(N, M, k=1)
@@ -348,6 +348,7 @@ class TestWhereElse:
         assert np.array_equal(dense(open_collection(here)[:].X), in_memory(here, "X"))
 
     def test_preshuffle(self, folder):
+        preshuffle = pytest.importorskip("cellfeed.preshuffling").preshuffle
         there, here = self.linked(folder)
         out = folder / "out.zarr"
         preshuffle(here, out)

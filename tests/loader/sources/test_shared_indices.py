@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 from tests.loader.matrices import dense
 
-from cellfeed import BlockShuffling, CellDataset, open_collection, preshuffle
+from cellfeed import BlockShuffling, CellDataset, open_collection
 from cellfeed.transforms import Log1p
 
 N_CELLS, GENES = 240, [f"g{number}" for number in range(60)]
@@ -58,6 +58,7 @@ def linked(separate, new_folder):
 @pytest.fixture(scope="module")
 def store(separate, new_folder):
     out = new_folder() / "store.zarr"
+    preshuffle = pytest.importorskip("cellfeed.preshuffling").preshuffle
     preshuffle(separate, out, elements=ELEMENTS, cells_per_chunk=8, in_order=True)
     return out
 

@@ -22,7 +22,6 @@ if typing.TYPE_CHECKING:
         unpack,
     )
     from cellfeed.decode._kernels._selecting import gather, plan_selected, sort_rows
-    from cellfeed.decode._kernels._tokenizing import address_of, mark_rows, move_rows, tokenize
     from cellfeed.decode._kernels._transforming import cast_address, transform_rows
 else:
     _MODULES = {
@@ -32,7 +31,6 @@ else:
         "_planning": "count plan_flat plan_grid trim",
         "_rows": "count_by_row count_packed find_row_pieces find_runs scatter_by_row unpack",
         "_selecting": "gather plan_selected sort_rows",
-        "_tokenizing": "address_of mark_rows move_rows tokenize",
         "_transforming": "cast_address transform_rows",
     }
     _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -124,7 +124,7 @@ ROWS_OF_A_TASK = 16
 CHUNKS_OF_A_TASK = 8
 LARGEST_READ = 1 << 20
 
-# Settings of a tokenizer, integers and numbers, and what `tokenize` reports; see `_tokenizing`.
+# Settings of a tokenizer, integers and numbers, and what `tokenize` of cellfeed.tokenizers reports.
 (
     TOKENIZER,
     LONGEST,

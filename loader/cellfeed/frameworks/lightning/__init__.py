@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from cellfeed._errors import ParameterError, StateError
 from cellfeed.dataset import CellDataset, InterleavedDatasets
+from cellfeed.extending import ParameterError, StateError
 
 __all__ = ["CellDataModule"]
 

@@ -17,26 +17,28 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed import qc_metrics, sampling
-from cellfeed._errors import (
+from cellfeed.collection import Collection, open_collection
+from cellfeed.dataset import CellDataset, Statistics
+from cellfeed.extending import (
     ColumnError,
     FormatError,
     ParameterError,
     PathError,
     StateError,
+    ad,
+    pd,
     require_list,
+    sp,
+    torch,
 )
-from cellfeed._lazy import ad, pd, sp
-from cellfeed._torch import torch
-from cellfeed.collection import Collection, open_collection
-from cellfeed.dataset import CellDataset, Statistics
 from cellfeed.rows import CategoricalColumn
 from cellfeed.sampling import BlockShuffling, Streaming
 
 if TYPE_CHECKING:
     from anndata import AnnData
 
-    from cellfeed.dataset._loader import MinibatchLoader
-    from cellfeed.rows._minibatch import Minibatch
+    from cellfeed import Minibatch
+    from cellfeed.dataset import MinibatchLoader
 
 _Base: Any = object  # without scvi-tools, which is said where a data module is made
 with contextlib.suppress(ImportError):

@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import ColumnError, ParameterError
-from cellfeed._torch import require_torch, torch
+from cellfeed import Minibatch
 from cellfeed.collection import Collection
+from cellfeed.extending import ColumnError, ParameterError, require_torch, torch
 from cellfeed.rows import CategoricalColumn
-from cellfeed.rows._minibatch import Minibatch
 
 __all__ = ["StateBatch"]
 

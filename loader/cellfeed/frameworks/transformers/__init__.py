@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cellfeed._errors import ParameterError, PathError
+from cellfeed.extending import ParameterError, PathError
 
 __all__ = ["CellTrainer"]
 

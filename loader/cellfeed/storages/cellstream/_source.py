@@ -13,23 +13,27 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError, PathError
-from cellfeed._lazy import ad, pd
-from cellfeed._runs import Runs, count_rows, expand
 from cellfeed.bytes import Location, removed
 from cellfeed.decode import SlowRead
+from cellfeed.extending import FormatError, PathError, ad, pd
 from cellfeed.rows import CsrRows, Layout
-from cellfeed.sources._registry import Storage, failures_named, library, to_frame
-from cellfeed.sources._source import (
+from cellfeed.sources import (
     OpenedPerProcess,
+    Runs,
     Source,
+    Storage,
     StoredElement,
     WatchedFiles,
     as_names,
     as_text,
+    count_rows,
+    expand,
+    failures_named,
     fill,
+    library,
     threads_of_process,
 )
+from cellfeed.sources.arrow import to_frame
 
 _MAGIC = b"SHPK"
 _LARGEST = 1 << 24  # float32 represents integers up to this exactly

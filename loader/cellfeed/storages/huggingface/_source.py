@@ -13,36 +13,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._errors import (
+from cellfeed.bytes import Location, digest_of, digest_of_array
+from cellfeed.decode import CHUNK_ELEMENTS, Pieces, SlowRead, pieced_array
+from cellfeed.extending import (
     ColumnError,
     FormatError,
     ParameterError,
     PathError,
+    pd,
     require_integer,
     require_list,
     require_positive,
 )
-from cellfeed._lazy import pd
-from cellfeed._runs import Runs, expand
-from cellfeed.bytes import Location, digest_of, digest_of_array
-from cellfeed.decode import CHUNK_ELEMENTS, Pieces, SlowRead, pieced_array
 from cellfeed.rows import CsrChunks, CsrRows, Layout, RowPieces, summable
-from cellfeed.sources._registry import (
-    Storage,
-    first_line,
-    import_arrow,
-    kind,
-    to_frame,
-)
-from cellfeed.sources._source import (
+from cellfeed.sources import (
     FlatCsr,
     OpenedPerProcess,
+    Runs,
     Source,
+    Storage,
     StoredElement,
     WatchedFiles,
     as_names,
+    expand,
     files_in,
+    first_line,
 )
+from cellfeed.sources.arrow import import_arrow, kind, to_frame
 
 # Where the rows of a HuggingFace dataset are: in a folder, or in an object of the library.
 

@@ -13,20 +13,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError, ParameterError, PathError
-from cellfeed._lazy import pd
-from cellfeed._runs import Runs, expand
-from cellfeed.bytes import Location
-from cellfeed.bytes._tables import map_or_read
+from cellfeed.bytes import Location, map_or_read
 from cellfeed.decode import ChunkedArray, Pieces, can_cast, pieced_array
+from cellfeed.extending import FormatError, ParameterError, PathError, pd
 from cellfeed.rows import CsrChunks, CsrRows
-from cellfeed.sources._registry import (
+from cellfeed.sources import (
+    FlatCsr,
+    Runs,
+    Source,
     Storage,
+    expand,
     failures_named,
-    import_arrow,
-    to_frame,
+    files_in,
+    gene_names,
 )
-from cellfeed.sources._source import FlatCsr, Source, files_in, gene_names
+from cellfeed.sources.arrow import import_arrow, to_frame
 
 # The arrays of a folder of memory maps: their files, dtypes and sizes.
 

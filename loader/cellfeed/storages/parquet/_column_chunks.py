@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.decode._kernels import _fields as fields
+from cellfeed.decode import fields
 from cellfeed.storages.parquet import _kernels as kernels
 
 # Names of codecs, by their numbers in footers.

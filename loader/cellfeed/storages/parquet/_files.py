@@ -19,13 +19,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import ColumnError, FormatError, PathError
-from cellfeed._lazy import pd
-from cellfeed.bytes import Location, identity, replaced, threads_until_left
-from cellfeed.bytes._buffers import BufferPool
-from cellfeed.bytes._location import removed
-from cellfeed.bytes._remote import RemoteObjects, Version, open_object
-from cellfeed.sources._registry import failures_named, import_arrow, kind, to_frame
+from cellfeed.bytes import (
+    BufferPool,
+    Location,
+    RemoteObjects,
+    Version,
+    identity,
+    open_object,
+    removed,
+    replaced,
+    threads_until_left,
+)
+from cellfeed.extending import ColumnError, FormatError, PathError, pd
+from cellfeed.sources import failures_named
+from cellfeed.sources.arrow import import_arrow, kind, to_frame
 from cellfeed.storages.parquet._footers import END_BYTES, Footer, dtype_in_lists, dtype_of
 from cellfeed.storages.parquet._lists import LIST_NUMBERS, list_numbers
 from cellfeed.storages.parquet._obs import as_column, join_parts

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import ColumnError
-from cellfeed.sources._registry import failures_named, kind, values_of
+from cellfeed.extending import ColumnError
+from cellfeed.sources import failures_named
+from cellfeed.sources.arrow import kind, values_of
 from cellfeed.storages.parquet._column_chunks import ColumnChunks
 
 END_BYTES = 8  # size of the footer, and the magic number

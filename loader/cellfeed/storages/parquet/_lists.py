@@ -10,11 +10,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._runs import Runs, count_rows
-from cellfeed.bytes._buffers import BufferPool
-from cellfeed.decode import _kernels as decoding
-from cellfeed.decode._kernels import _fields as fields
-from cellfeed.decode._kernels._codecs import PARQUET_CODECS, can_decode, function_addresses
+from cellfeed.bytes import BufferPool
+from cellfeed.decode import PARQUET_CODECS, can_decode, fields, function_addresses
+from cellfeed.decode import kernels as decoding
+from cellfeed.sources import Runs, count_rows
 from cellfeed.storages.parquet import _kernels as kernels
 from cellfeed.storages.parquet._column_chunks import ColumnChunks
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cellfeed._errors import ColumnError, MismatchError
-from cellfeed.sources._registry import MISSING, first_line, kind, values_of
+from cellfeed.extending import ColumnError, MismatchError
+from cellfeed.sources import first_line
+from cellfeed.sources.arrow import MISSING, kind, values_of
 
 
 def join_parts(name: str, parts: Sequence[Any], where: Sequence[str]) -> Any:

@@ -11,10 +11,9 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote, unquote
 
-from cellfeed._errors import PathError, RemoteError
-from cellfeed.bytes import Location, has_suffix
-from cellfeed.bytes._remote import expand_url
-from cellfeed.sources._registry import first_line, suffixes
+from cellfeed.bytes import Location, expand_url, has_suffix
+from cellfeed.extending import PathError, RemoteError
+from cellfeed.sources import first_line, suffixes
 
 SUFFIX = ".parquet"
 GENE_TABLE = "gene_metadata.parquet"  # its name in Tahoe-100M

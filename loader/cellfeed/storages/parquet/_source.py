@@ -17,29 +17,36 @@ from urllib.parse import unquote
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import (
+from cellfeed.bytes import (
+    BufferPool,
+    Location,
+    StorageOptions,
+    digest_of,
+    digest_of_array,
+    open_object,
+)
+from cellfeed.decode import SlowRead
+from cellfeed.extending import (
     ColumnError,
     FormatError,
     ParameterError,
     PathError,
+    pd,
     require_list,
     require_not_negative,
     require_positive,
 )
-from cellfeed._lazy import pd
-from cellfeed._runs import Runs, expand, split_at
-from cellfeed.bytes import Location, StorageOptions, digest_of, digest_of_array
-from cellfeed.bytes._buffers import BufferPool
-from cellfeed.bytes._remote import open_object
-from cellfeed.decode import SlowRead
 from cellfeed.rows import CsrRows, FoundRows, Layout, RowTarget, summable
-from cellfeed.sources._registry import Storage
-from cellfeed.sources._source import (
+from cellfeed.sources import (
     FoundCsr,
+    Runs,
     Source,
+    Storage,
     StoredElement,
     as_names,
+    expand,
     gene_names,
+    split_at,
     threads_of_process,
 )
 from cellfeed.storages.parquet._files import EXTRA, ParquetFiles, RowGroups

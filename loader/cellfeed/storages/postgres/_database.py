@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
-from cellfeed._errors import CellfeedError, ParameterError, RemoteError, one_line
 from cellfeed.bytes import Location, is_awaited
+from cellfeed.extending import CellfeedError, ParameterError, RemoteError, one_line
 from cellfeed.rows import Layout
-from cellfeed.sources._registry import library
+from cellfeed.sources import library
 
 _Result = TypeVar("_Result")
 

@@ -20,7 +20,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cellfeed._errors import (
+from cellfeed.bytes import Location, digest_of, digest_of_array, lasting_identity
+from cellfeed.collection import Collection, open_collection, require_named
+from cellfeed.extending import (
     DeliveryError,
     FormatError,
     ParameterError,
@@ -28,13 +30,10 @@ from cellfeed._errors import (
     require_list,
     require_not_negative,
 )
-from cellfeed.bytes import Location, digest_of, digest_of_array, lasting_identity
-from cellfeed.collection import Collection, open_collection, require_named
-from cellfeed.preshuffling._job import InputFile
-from cellfeed.preshuffling._tables import ObsTable
+from cellfeed.preshuffling import InputFile, ObsTable
 from cellfeed.rows import Cells
 from cellfeed.sources import Source
-from cellfeed.sources._in_memory import AnnDataObjectSource
+from cellfeed.sources.anndata import AnnDataObjectSource
 from cellfeed.storages.postgres._database import (
     VERSION,
     Database,

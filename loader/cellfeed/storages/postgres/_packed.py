@@ -29,8 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.decode import _kernels as kernels
-from cellfeed.decode._kernels._codecs import function_addresses
+from cellfeed.decode import function_addresses, kernels
 
 _VERSION, _ZSTD = 1, 1
 _LEVEL = 1

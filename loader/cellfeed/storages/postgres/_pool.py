@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError, RemoteError
 from cellfeed.bytes import LOOK_UP_SECONDS, Location, is_awaited
-from cellfeed.sources._source import OpenedPerProcess
+from cellfeed.extending import FormatError, RemoteError
+from cellfeed.sources import OpenedPerProcess
 from cellfeed.storages.postgres._database import FIRST_PAUSE, LONGEST_PAUSE, Database, may_pass
 
 _IDS_PER_REQUEST = 128

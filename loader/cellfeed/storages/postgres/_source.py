@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError, ParameterError, PathError, RemoteError, one_line
-from cellfeed._lazy import pd
-from cellfeed._runs import Runs, expand
 from cellfeed.bytes import Location, digest_of
+from cellfeed.extending import FormatError, ParameterError, PathError, RemoteError, one_line, pd
 from cellfeed.rows import CsrRows
-from cellfeed.sources._registry import Storage
-from cellfeed.sources._source import Source, StoredElement
+from cellfeed.sources import Runs, Source, Storage, StoredElement, expand
 from cellfeed.storages.postgres._database import (
     VERSION,
     Database,

@@ -13,25 +13,24 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError, ParameterError, PathError
-from cellfeed._lazy import pd
-from cellfeed._runs import Runs, expand, merge_consecutive
 from cellfeed.bytes import Location
 from cellfeed.decode import SlowRead, rows_of_coordinates
+from cellfeed.extending import FormatError, ParameterError, PathError, pd
 from cellfeed.rows import CsrRows, SparseChunks
-from cellfeed.sources._registry import (
-    Storage,
-    failures_named,
-    first_line,
-    library,
-)
-from cellfeed.sources._source import (
+from cellfeed.sources import (
     OpenedPerProcess,
+    Runs,
     Source,
+    Storage,
     StoredElement,
     as_names,
     as_text,
+    expand,
+    failures_named,
     fill,
+    first_line,
+    library,
+    merge_consecutive,
     threads_of_process,
     why_not_cast,
 )

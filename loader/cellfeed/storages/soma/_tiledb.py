@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cellfeed import decode
 from cellfeed.rows import SparseChunks
-from cellfeed.sources._source import files_in
+from cellfeed.sources import files_in
 from cellfeed.storages.soma import _tiles
 
 # The container of TileDB's metadata; ``format_spec/generic_tile.md`` and ``tile.md`` there.

@@ -13,12 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError
 from cellfeed.bytes import ByteStore
-from cellfeed.decode import _kernels as kernels
-from cellfeed.decode._array import ChunkedArray, Extents, Located
-from cellfeed.decode._kernels import _fields as fields
-from cellfeed.decode._kernels._codecs import STORED
+from cellfeed.decode import STORED, ChunkedArray, Extents, Located, fields, kernels
+from cellfeed.extending import FormatError
 
 _N_CHUNKS = struct.Struct("<Q")
 _HEAD = struct.Struct("<III")  # bytes before and after filters, and of metadata

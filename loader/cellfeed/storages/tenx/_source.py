@@ -16,18 +16,21 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError, ParameterError
-from cellfeed._lazy import pd
 from cellfeed.bytes import Location
-from cellfeed.sources._anndata import _annotations as frames
-from cellfeed.sources._anndata._damage import damage_named
-from cellfeed.sources._anndata._file import FileSource, is_group
-from cellfeed.sources._anndata._h5file import H5File, own_members
-from cellfeed.sources._anndata._local_h5file import LocalH5File
-from cellfeed.sources._anndata._matrix import StoredCsr
-from cellfeed.sources._anndata._remote_h5file import RemoteH5File
-from cellfeed.sources._anndata._sizes import check_sizes
-from cellfeed.sources._source import as_text
+from cellfeed.extending import FormatError, ParameterError, pd
+from cellfeed.sources import as_text
+from cellfeed.sources.anndata import (
+    FileSource,
+    H5File,
+    LocalH5File,
+    RemoteH5File,
+    StoredCsr,
+    check_sizes,
+    damage_named,
+    frames,
+    is_group,
+    own_members,
+)
 
 _MATRIX = "matrix"  # the group since Cell Ranger 3; before, there was one for each genome
 _ARRAYS = {"barcodes", "indptr"}  # by which a matrix of one genome is recognized

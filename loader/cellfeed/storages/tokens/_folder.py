@@ -10,11 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import CellfeedError, FormatError, PathError
-from cellfeed.bytes import ByteStore, Location, digest_of
-from cellfeed.bytes._remote import RemoteObjects, Version, versions_below, versions_of
-from cellfeed.bytes._tables import CachedTables, map_or_read
-from cellfeed.sources._source import files_in
+from cellfeed.bytes import (
+    ByteStore,
+    CachedTables,
+    Location,
+    RemoteObjects,
+    Version,
+    digest_of,
+    map_or_read,
+    versions_below,
+    versions_of,
+)
+from cellfeed.extending import CellfeedError, FormatError, PathError
+from cellfeed.sources import files_in
 
 _PIECE_BYTES = 1 << 22
 _PIECES_AT_ONCE = 8

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError, ParameterError, PathError
 from cellfeed.bytes import ByteStore, Location
+from cellfeed.extending import FormatError, ParameterError, PathError
 from cellfeed.storages.tokens._folder import (
     Folder,
     LocalFolder,

@@ -13,14 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError, ParameterError, require_positive
-from cellfeed._lazy import pd
-from cellfeed._runs import Runs, expand
 from cellfeed.bytes import Location
 from cellfeed.decode import FileExtents, RowRanges, SlowRead
+from cellfeed.extending import FormatError, ParameterError, pd, require_positive
 from cellfeed.rows import RaggedRows
-from cellfeed.sources._registry import Storage
-from cellfeed.sources._source import Source, StoredElement, read_ragged, why_not_cast
+from cellfeed.sources import Runs, Source, Storage, StoredElement, expand, read_ragged, why_not_cast
 from cellfeed.storages.tokens._shards import (
     DOCUMENTS,
     INDEX,

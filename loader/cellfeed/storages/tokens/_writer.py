@@ -14,8 +14,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._errors import ParameterError, PathError, require_positive
-from cellfeed._runs import expand
+from cellfeed.extending import ParameterError, PathError, require_positive
+from cellfeed.sources import expand
 from cellfeed.storages.tokens import _shards as shards
 
 # Spans by blocks of tokens, so that the spans of a window are contiguous.

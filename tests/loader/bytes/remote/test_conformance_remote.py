@@ -1,14 +1,12 @@
-"""h5ad, zarr and files of 10x Genomics on a web server pass the suite of sources."""
+"""h5ad and zarr on a web server pass the suite of sources."""
 
 from dataclasses import replace
 
 import pytest
 from tests.loader.sources.test_conformance import TestH5ad as H5ad
 from tests.loader.sources.test_conformance_zarr import TestZarr as Zarr
-from tests.loader.storages.tenx.test_conformance_tenx import TestTenx as Tenx
 
 from cellfeed import open_collection
-from cellfeed.sources import Location
 
 pytestmark = [
     pytest.mark.slow,
@@ -43,10 +41,3 @@ class TestRemoteZarr(OnServer, Zarr):  # type: ignore[misc]
             .storages(layout, dtype)
             .map(lambda each: replace(each, chunks=tuple(max(6, n) for n in each.chunks)))
         )
-
-
-class TestRemoteTenx(OnServer, Tenx):  # type: ignore[misc]
-    max_examples = 10
-
-    def opened(self, stored, case):
-        return Tenx.opened(self, Location(self._url_of(stored)), case)

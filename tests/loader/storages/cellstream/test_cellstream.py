@@ -7,10 +7,10 @@ import anndata as ad
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from tests.loader.preshuffling.copies import assert_preshuffled
 from tests.loader.sources import cells
 from tests.loader.sources.cells import (
     N_CELLS,
-    assert_preshuffled,
     assert_same_epochs,
     epoch_of,
     said_without,

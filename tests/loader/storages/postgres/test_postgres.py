@@ -11,11 +11,11 @@ import anndata as ad
 import numpy as np
 import pytest
 from tests.loader.matrices import adata_of, rows_of
+from tests.loader.preshuffling.copies import assert_preshuffled
 from tests.loader.sources.cells import (
     ELEMENTS,
     N_CELLS,
     OBS,
-    assert_preshuffled,
     assert_same_epochs,
     assert_selected,
     make_adata,

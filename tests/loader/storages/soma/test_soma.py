@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from tests.loader.matrices import adata_of, dense
+from tests.loader.preshuffling.copies import assert_preshuffled
 from tests.loader.sources.cells import (
     ELEMENTS,
     N_CELLS,
     OBS,
-    assert_preshuffled,
     assert_same_epochs,
     assert_selected,
     labels_of,

@@ -13,7 +13,8 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.loader.sources.cells import assert_preshuffled, labels_of
+from tests.loader.preshuffling.copies import assert_preshuffled
+from tests.loader.sources.cells import labels_of
 from tests.loader.storages.tenx.written import barcodes, counts, features, write_tenx
 
 from cellfeed import (

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._compiled import compiled
 from cellfeed.decode._kernels._fields import Ints
+from cellfeed.extending import compiled
 
 Bytes: TypeAlias = NDArray[np.uint8]
 

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 from anndata.experimental import AnnCollection
-from tests.loader.sources.cells import assert_preshuffled, labels_of
+from tests.loader.preshuffling.copies import assert_preshuffled
+from tests.loader.sources.cells import labels_of
 from tests.loader.storages.huggingface.arrow_files import write_dataset
 from tests.loader.storages.memory_maps.written import write_npy, write_scdl
 

@@ -1,6 +1,6 @@
-"""The tokens of minibatches: how each tokenizer of `cellfeed.tokenizers` is computed."""
+"""The tokens of minibatches: how each tokenizer and masking is computed."""
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -9,21 +9,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError, ParameterError
-from cellfeed.bytes._buffers import BufferPool
-from cellfeed.decode import Counter, Counters, kernels
-from cellfeed.decode._kernels import _fields as fields
+from cellfeed.bytes import BufferPool
+from cellfeed.decode import Counter, Counters, fields
+from cellfeed.extending import FormatError, ParameterError
 from cellfeed.rows import CsrRows, Element, RaggedRows
-from cellfeed.tokenizers import (
-    BinnedValues,
-    GeneSubset,
-    Masking,
-    MaskTokens,
-    MaskValues,
-    RankTokens,
-    RowTokens,
-    Tokenizer,
-)
+from cellfeed.tokenizers import _kernels as kernels
 
 _INT64, _FLOAT32, _BOOL = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.bool_)
 _NONE = np.empty(0, np.int64)
@@ -49,9 +39,7 @@ class ElementTokens:
         The vocabulary has none of the element's genes, or lacks the mask.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, masking: Masking | None, element: Element, counters: Counters
-    ) -> None:
+    def __init__(self, tokenizer: Any, masking: Any, element: Element, counters: Counters) -> None:
         self._tokenizer, self._masking, self._counters = tokenizer, masking, counters
         self._name = element.name
         genes = self._genes = genes_of(tokenizer, element.column_names)
@@ -66,29 +54,31 @@ class ElementTokens:
             numbers_of = np.cumsum(tokens >= 0) - 1
             by_token = np.argsort(tokens[known], kind="stable")
             self._known = np.concatenate([numbers_of, tokens[known], by_token]).astype(np.int32)
-        if isinstance(tokenizer, RankTokens):
+        if tokenizer.algorithm == "rank":
             settings[fields.TOKENIZER] = fields.RANKED
             settings[fields.HAS_TIES] = genes.has_ties
-        elif isinstance(tokenizer, BinnedValues | GeneSubset):
+        elif tokenizer.algorithm == "bin":
             settings[fields.TOKENIZER] = fields.BINNED
-            if isinstance(tokenizer, BinnedValues):
+            if hasattr(tokenizer, "n_bins"):
                 settings[fields.TOP] = tokenizer.subset == "top"
                 self._quantiles = np.linspace(0, 1, tokenizer.n_bins - 1)
-        elif isinstance(tokenizer, RowTokens):
+        else:
             settings[fields.TOKENIZER] = fields.CALLED
             settings[fields.FUNCTION], self._callback = _compiled(tokenizer.function)
         self._replacements = _NONE
-        if isinstance(masking, MaskTokens):
+        if masking is None:
+            return
+        if masking.masks == "tokens":
             settings[fields.MASKING] = fields.MASKED_TOKENS
             mask, vocabulary = masking.mask, tokenizer.vocabulary
             settings[fields.MASK_TOKEN] = vocabulary[mask] if isinstance(mask, str) else mask
             numbers[: fields.MASK_VALUE] = masking.fraction, masking.random, masking.kept
             self._replacements = tokens[known]
-        elif isinstance(masking, MaskValues):
+        else:
             settings[fields.MASKING] = fields.MASKED_VALUES
             numbers[[fields.MASK_FRACTION, fields.MASK_VALUE]] = masking.fraction, masking.value
 
-    def of(
+    def __call__(
         self, rows: CsrRows | NDArray[Any], numbers: NDArray[np.int64], key: int, pool: BufferPool
     ) -> dict[str, Any]:
         """Return what a minibatch has in place of the element, by name.
@@ -201,19 +191,6 @@ class ElementTokens:
         return ParameterError(msg)
 
 
-def row_bytes(tokenizer: Tokenizer) -> int:
-    """Return an upper bound for the size of a row of tokens in a minibatch, in bytes."""
-    return tokenizer.max_length * (2 * _INT64.itemsize + _FLOAT32.itemsize + 2 * _BOOL.itemsize)
-
-
-def split_steps(steps: Sequence[Any]) -> tuple[list[Any], Tokenizer | None, Masking | None]:
-    """Return transforms of values, the tokenizer after them, and the masking at the end."""
-    of_values = [each for each in steps if not isinstance(each, Tokenizer | Masking)]
-    tokenizer = next((each for each in steps if isinstance(each, Tokenizer)), None)
-    masking = next((each for each in steps if isinstance(each, Masking)), None)
-    return of_values, tokenizer, masking
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Genes:
     """What a tokenizer knows of the genes of an element, whose names are ``names``."""
@@ -225,10 +202,10 @@ class _Genes:
     table: NDArray[np.uint64]
 
 
-_found: MutableMapping[Tokenizer, _Genes] = WeakKeyDictionary()
+_found: MutableMapping[Any, _Genes] = WeakKeyDictionary()
 
 
-def genes_of(tokenizer: Tokenizer, names: NDArray[Any]) -> _Genes:
+def genes_of(tokenizer: Any, names: NDArray[Any]) -> _Genes:
     """Return the tokens and medians of genes; they are looked up once, and not in every epoch.
 
     Raises
@@ -241,7 +218,7 @@ def genes_of(tokenizer: Tokenizer, names: NDArray[Any]) -> _Genes:
         return found
     tokens = tokenizer.tokens_of(names)
     divisors, weights = np.empty(0), np.zeros(tokens.size, np.float32)
-    if isinstance(tokenizer, RankTokens):
+    if tokenizer.algorithm == "rank":
         has_medians = tokenizer.medians is not None
         divisors = tokenizer.divisors_of(names) if has_medians else np.ones(tokens.size)
         with np.errstate(over="ignore", under="ignore"):
@@ -259,7 +236,7 @@ def _compiled(function: Any) -> tuple[int, Any]:
     return kernels.address_of(function)
 
 
-def _or_none(tokenizer: Tokenizer, name: str) -> int:
+def _or_none(tokenizer: Any, name: str) -> int:
     token = getattr(tokenizer, name, None)
     return -1 if token is None else int(token)
 

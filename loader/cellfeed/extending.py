@@ -1,0 +1,84 @@
+"""What extensions share with the core: errors, checks of parameters, packages imported when used.
+
+Nothing here is about cells. A storage begins with `cellfeed.sources`, a strategy with
+`cellfeed.sampling`, a transform of rows with `cellfeed.fetch`.
+"""
+
+import importlib
+import typing
+
+from cellfeed._errors import (
+    CellfeedError,
+    ColumnError,
+    DeliveryError,
+    FormatError,
+    MismatchError,
+    ParameterError,
+    PathError,
+    RemoteError,
+    StateError,
+    one_line,
+    require_integer,
+    require_list,
+    require_not_negative,
+    require_positive,
+    require_seed,
+)
+from cellfeed._lazy import ad, pd, sp, zarr
+from cellfeed._progress import ProgressLine
+from cellfeed.machine import usable_cpu_count
+
+if typing.TYPE_CHECKING:
+    from cellfeed._compiled import Purpose, compiled, compiled_callback
+    from cellfeed._torch import HAS_TORCH, get_worker_info, require_torch, torch
+    from cellfeed.rows._minibatch import csr_tensor
+else:
+    _MODULE_OF = {  # which import numba or PyTorch
+        "Purpose": "cellfeed._compiled",
+        "compiled": "cellfeed._compiled",
+        "compiled_callback": "cellfeed._compiled",
+        "HAS_TORCH": "cellfeed._torch",
+        "get_worker_info": "cellfeed._torch",
+        "require_torch": "cellfeed._torch",
+        "torch": "cellfeed._torch",
+        "csr_tensor": "cellfeed.rows._minibatch",
+    }
+
+    def __getattr__(name: str) -> typing.Any:
+        if name not in _MODULE_OF:
+            msg = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+__all__ = [
+    "HAS_TORCH",
+    "CellfeedError",
+    "ColumnError",
+    "DeliveryError",
+    "FormatError",
+    "MismatchError",
+    "ParameterError",
+    "PathError",
+    "ProgressLine",
+    "Purpose",
+    "RemoteError",
+    "StateError",
+    "ad",
+    "compiled",
+    "compiled_callback",
+    "csr_tensor",
+    "get_worker_info",
+    "one_line",
+    "pd",
+    "require_integer",
+    "require_list",
+    "require_not_negative",
+    "require_positive",
+    "require_seed",
+    "require_torch",
+    "sp",
+    "torch",
+    "usable_cpu_count",
+    "zarr",
+]

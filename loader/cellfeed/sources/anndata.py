@@ -1,0 +1,36 @@
+"""Files and stores of AnnData, for extensions that read or copy their parts."""
+
+from cellfeed.sources._anndata import ANNDATA, AnnDataSource, StoredCsc, open_sources, open_to_copy
+from cellfeed.sources._anndata import _annotations as frames
+from cellfeed.sources._anndata._damage import damage_named
+from cellfeed.sources._anndata._file import AnnDataFile, FileSource, is_group, text
+from cellfeed.sources._anndata._h5file import H5File, own_members
+from cellfeed.sources._anndata._local_h5file import LocalH5File
+from cellfeed.sources._anndata._matrix import StoredCsr
+from cellfeed.sources._anndata._remote_h5file import RemoteH5File
+from cellfeed.sources._anndata._sizes import check_sizes
+from cellfeed.sources._anndata._zarr import DATASETS, LocalZarrStore
+from cellfeed.sources._in_memory import AnnDataObjectSource
+
+__all__ = [
+    "ANNDATA",
+    "DATASETS",
+    "AnnDataFile",
+    "AnnDataObjectSource",
+    "AnnDataSource",
+    "FileSource",
+    "H5File",
+    "LocalH5File",
+    "LocalZarrStore",
+    "RemoteH5File",
+    "StoredCsc",
+    "StoredCsr",
+    "check_sizes",
+    "damage_named",
+    "frames",
+    "is_group",
+    "open_sources",
+    "open_to_copy",
+    "own_members",
+    "text",
+]
