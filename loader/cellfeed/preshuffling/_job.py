@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import uuid
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from cellfeed.bytes import Location, identity
@@ -513,7 +511,7 @@ def _row_length(collection: Collection, name: str) -> float:
 def describe_request(paths: Any, asked: Any, rows: Any, settings: Mapping[str, Any]) -> str:
     """Return a digest of a call: its files as they are now, and its parameters."""
     files = [asdict(InputFile.of(each.location)) for each in located(paths)]
-    of_rows = "" if rows is None else digest(rows.tobytes())
+    of_rows = "" if rows is None else digest(np.asarray(rows).tobytes())
     return digest(json.dumps([files, asked, of_rows, settings]).encode())
 
 
@@ -563,7 +561,6 @@ _GENES, _ROWS = "genes.json", "rows.npy"
 _ROOT = "zarr.json"
 _ATTRIBUTES = {"encoding-type": "annbatch-preshuffled", "encoding-version": "0.1.0"}
 _OWN_ATTRIBUTE, _APPENDED = "cellfeed", "cellfeed-appended"
-_NO_MEMBERS = {"kind": "inline", "must_understand": False, "metadata": {}}
 
 
 def genes_as_json(genes: Any) -> str:
@@ -721,38 +718,27 @@ class OutputFolder:
     def finish(self, job: Job) -> None:
         """Mark the store as finished, or as extended by a job, in one step."""
         own = range(job.first_part, job.first_part + job.n_parts)
+        before, members = self._root(), dict[str, Any]()
         if job.n_stored:
-            numbers = [number for number in self.numbers() if number not in job.merged]
-            root = self._root()
-            root["attributes"][DATASETS] = [*numbers, *own]
-            root["attributes"].setdefault(_APPENDED, []).append(job.to_json())
-            root["consolidated_metadata"]["metadata"] = self._members(
-                root["consolidated_metadata"]["metadata"], job
-            )
+            numbers = [*(each for each in self.numbers() if each not in job.merged), *own]
+            appended = [*before["attributes"].get(_APPENDED, ()), job.to_json()]
+            attributes = before["attributes"] | {DATASETS: numbers, _APPENDED: appended}
+            kept = {self.part(number).name for number in numbers}
+            for path, member in before["consolidated_metadata"]["metadata"].items():
+                if path.split("/")[0] in kept:
+                    members[path] = member
         else:
-            with os_errors(self.path / _ROOT), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that zarr does not know .cellfeed
-                if not self._root():
-                    zarr.create_group(self.path)
-                zarr.consolidate_metadata(self.path)
-            root = self._root()
-            root["attributes"] = _ATTRIBUTES | {
-                _OWN_ATTRIBUTE: job.to_json(),
-                DATASETS: [*own],
-            }
-        _write_whole(self.path / _ROOT, json.dumps(root, indent=1))
-
-    def _members(self, before: dict[str, Any], job: Job) -> dict[str, Any]:
-        """Return the consolidated metadata of a store after a job has extended it."""
-        gone = {f"dataset_{number}" for number in job.merged}
-        members = {path: each for path, each in before.items() if path.split("/")[0] not in gone}
-        for number in range(job.first_part, job.first_part + job.n_parts):
+            attributes = _ATTRIBUTES | {_OWN_ATTRIBUTE: job.to_json(), DATASETS: [*own]}
+        for number in own:
             for file in sorted(self.part(number).rglob(_ROOT)):
                 member = json.loads(file.read_text())
                 if member["node_type"] == "group":
-                    member["consolidated_metadata"] = _NO_MEMBERS
+                    member["consolidated_metadata"] = _members({})
                 members[str(file.parent.relative_to(self.path))] = member
-        return members
+        root = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+        root["consolidated_metadata"] = _members(members)
+        with os_errors(self.path / _ROOT):
+            _write_whole(self.path / _ROOT, json.dumps(root, indent=1))
 
     def clean(self) -> None:
         """Remove the files that were needed only while the store was being written."""
@@ -773,6 +759,11 @@ class OutputFolder:
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return {}
         return root if isinstance(root, dict) else {}
+
+
+def _members(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return metadata of all members of a group, as zarr consolidates them."""
+    return {"kind": "inline", "must_understand": False, "metadata": metadata}
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -378,13 +378,35 @@ def preshuffle(
         "codec": codec or (finished[0].codec if append else "delta"),
         "cells_per_chunk": cells_per_chunk,
     }
-    request = _Request(paths, elements, element, genes, where, rows, settings)
+    collection = selected = None
     if append:
         begun = None if begun in finished else begun
-        job, collection, selected = _extension(folder, request, mix, begun, finished)
+        asked = (elements, element, where, None if genes is None else [*genes], mix)
+        request = describe_request(paths, asked, rows, settings)
+        job = finished[-1]
+        if job.request != request:
+            if genes is not None:
+                raise ParameterError("`genes` and `append` cannot be combined; leave out `genes`")
+            collection, selected, job = describe_extension(
+                folder,
+                paths,
+                contents_of_store(finished[0])
+                if elements is None and element is None
+                else _contents(paths, elements, element, in_order=in_order),
+                lambda new: _selected(new, where, rows),
+                mix=mix,
+                begun=begun,
+                request=request,
+                **settings,
+            )
     else:
         begun = finished[0] if finished else begun
-        job, collection, selected = _new_store(folder, request)
+        contents = _contents(paths, elements, element, in_order=in_order)
+        joined = Genes(join_vars, genes)
+        collection = open_matrices(paths, contents.matrices, joined, folder.by_row)
+        selected = _selected(collection, where, rows)
+        chosen = "" if genes is None else digest(genes_as_json(genes).encode())
+        job = describe_job(collection, contents, rows=selected, genes=chosen, **settings)
     if begun is not None and (difference := job.difference(begun)):
         remedy = f"or remove {out}/.cellfeed to give it up" if append else "or give another output"
         msg = f"{out}: was begun {difference}; repeat the same call, {remedy}"
@@ -409,66 +431,6 @@ def preshuffle(
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Request:
-    """Parameters of `preshuffle` that say what is written; ``settings`` are those of the job."""
-
-    paths: list[PathLike]
-    elements: Sequence[str] | Literal["all"] | None
-    element: str | None
-    genes: Any
-    where: str | None
-    rows: Any
-    settings: Mapping[str, Any]
-
-    def contents(self) -> Contents:
-        in_order = self.settings["in_order"]
-        return _contents(self.paths, self.elements, self.element, in_order=in_order)
-
-    def selected(self, collection: Collection) -> NDArray[np.int64] | None:
-        """Return the rows to write, ascending; None for all."""
-        return _selected(collection, self.where, self.rows)
-
-
-_Described = tuple[Job, Collection | None, NDArray[np.int64] | None]
-"""A job, and its collection and rows; the collection is None if nothing is left to do."""
-
-
-def _new_store(folder: OutputFolder, request: _Request) -> _Described:
-    contents, genes = request.contents(), request.genes
-    joined = Genes(request.settings["join_vars"], genes)
-    collection = open_matrices(request.paths, contents.matrices, joined, folder.by_row)
-    selected = request.selected(collection)
-    chosen = "" if genes is None else digest(genes_as_json(genes).encode())
-    job = describe_job(collection, contents, rows=selected, genes=chosen, **request.settings)
-    return job, collection, selected
-
-
-def _extension(
-    folder: OutputFolder, request: _Request, mix: int, begun: Job | None, finished: list[Job]
-) -> _Described:
-    genes, is_default = request.genes, request.elements is None and request.element is None
-    listed = None if genes is None else [*genes]
-    asked = (request.elements, request.element, request.where, listed, mix)
-    rows = None if request.rows is None else np.asarray(request.rows)
-    number = describe_request(request.paths, asked, rows, request.settings)
-    if number == finished[-1].request:
-        return finished[-1], None, None
-    if genes is not None:
-        raise ParameterError("`genes` and `append` cannot be combined; leave out `genes`")
-    collection, selected, job = describe_extension(
-        folder,
-        request.paths,
-        contents_of_store(finished[0]) if is_default else request.contents(),
-        request.selected,
-        mix=mix,
-        begun=begun,
-        request=number,
-        **request.settings,
-    )
-    return job, collection, selected
-
-
 def _write_and_check(
     folder: OutputFolder,
     job: Job,
@@ -489,7 +451,15 @@ def _write_and_check(
         if append:
             folder.list_parts()
             folder.remove_others(job)
-        _rewrite_by_row(inputs, job.memory, tell)
+        total, done = sum(each.n_elements for each in inputs.by_gene), 0
+
+        def on_elements(n: int) -> None:
+            nonlocal done
+            done += n
+            tell("rewrite", done, total)
+
+        for each in inputs.by_gene:
+            each.rewrite(job.memory, on_elements)
         first = job.first_part
         missing = [n for n in range(job.n_parts) if not folder.part(first + n).exists()]
         peak = _write(folder, job, inputs, missing, scheduler, tell)
@@ -539,19 +509,6 @@ def _write(
         )
     tell("write", job.n_cells, job.n_cells)
     return peak
-
-
-def _rewrite_by_row(inputs: Inputs, memory: int, tell: Progress) -> None:
-    """Rewrite the matrices that are stored by gene; each element once."""
-    total, done = sum(each.n_elements for each in inputs.by_gene), 0
-
-    def on_elements(n: int) -> None:
-        nonlocal done
-        done += n
-        tell("rewrite", done, total)
-
-    for each in inputs.by_gene:
-        each.rewrite(memory, on_elements)
 
 
 def _contents(

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -113,24 +113,33 @@ def write_tahoe_like(
         require_positive("num_threads", num_threads)
     folder = Path(folder)
     paths = [folder / f"{name}.h5ad" for name in experiment.plate_names]
-    is_claimed, outdated = _found(folder, experiment, overwrite=overwrite)
+    manifest = folder / _MANIFEST
+    description = json.dumps({"generator": _GENERATOR, **asdict(experiment)}, indent=2, default=int)
+    is_claimed = manifest.exists() and manifest.read_bytes() == description.encode()
+    outdated = list[Path]()
+    if overwrite or not is_claimed:
+        # Readers of plate*.h5ad would take any other plate for part of this collection.
+        outdated = sorted(folder.glob("plate*.h5ad"))
+        if outdated and not overwrite:
+            msg = f"`{folder}` contains another collection, with `{outdated[0].name}`"
+            raise ParameterError(f"{msg}; choose another folder, or overwrite it")
     missing = {
         plate: path for plate, path in enumerate(paths) if path in outdated or not path.exists()
     }
+    n_missing = int(experiment.cells_per_plate()[list(missing)].sum())
     # Before anything is written or removed.
-    model = _model(experiment, folder, missing, outdated) if missing else None
+    model = _model(experiment, folder, len(missing), n_missing, outdated) if missing else None
 
     folder.mkdir(parents=True, exist_ok=True)
     for plate in outdated:
         plate.unlink()
     if not is_claimed:
-        (folder / _MANIFEST).write_text(_description(experiment))
+        manifest.write_text(description)
     if model is not None:
-        n_present = n_cells - _n_cells(experiment, missing)
 
         def report(n_written: int) -> None:
             if on_progress is not None:
-                on_progress(n_present + n_written)
+                on_progress(n_cells - n_missing + n_written)
 
         write_plates(model, missing, report, min(num_threads or usable_cpu_count(), len(missing)))
     return paths
@@ -167,38 +176,16 @@ def plate_sizes(n_cells: int, n_plates: int = 14) -> NDArray[np.int64]:
     return experiment.cells_per_plate()
 
 
-def _description(experiment: Experiment) -> str:
-    return json.dumps({"generator": _GENERATOR, **asdict(experiment)}, indent=2, default=int)
-
-
-def _found(folder: Path, experiment: Experiment, *, overwrite: bool) -> tuple[bool, list[Path]]:
-    """Return whether the folder is recorded as this collection's, and the plates to replace."""
-    manifest = folder / _MANIFEST
-    is_claimed = manifest.exists() and manifest.read_bytes() == _description(experiment).encode()
-    if is_claimed and not overwrite:
-        return True, []
-    # Readers of plate*.h5ad would take any other plate for part of this collection.
-    plates = sorted(folder.glob("plate*.h5ad"))
-    if plates and not overwrite:
-        msg = (
-            f"`{folder}` contains another collection, with `{plates[0].name}`; choose another "
-            "folder, or overwrite it"
-        )
-        raise ParameterError(msg)
-    return is_claimed, plates
-
-
 def _model(
-    experiment: Experiment, folder: Path, missing: Mapping[int, Path], outdated: Sequence[Path]
+    experiment: Experiment, folder: Path, n_plates: int, n_cells: int, outdated: Sequence[Path]
 ) -> ExpressionModel:
-    """Return the model of expression, if the disk has space for the missing plates.
+    """Return the model of expression, if the disk has space for so many plates and cells.
 
     When a disk fills up, HDF5 can crash the process.
     """
     existing = next(each for each in (folder, *folder.parents) if each.exists())
     free = shutil.disk_usage(existing).free + sum(each.stat().st_size for each in outdated)
-    n_cells = _n_cells(experiment, missing)
-    needed = len(missing) * (100_000 + 40 * experiment.n_genes) + 60 * n_cells
+    needed = n_plates * (100_000 + 40 * experiment.n_genes) + 60 * n_cells
     if needed <= free:  # otherwise a model of so many genes may not fit in memory
         model = ExpressionModel(experiment)
         needed += round(2.5 * model.expected_nonzeros(n_cells))
@@ -206,7 +193,3 @@ def _model(
             return model
     msg = f"about {format_bytes(needed)} are needed, but {format_bytes(free)} are free"
     raise OSError(errno.ENOSPC, msg, str(folder))
-
-
-def _n_cells(experiment: Experiment, plates: Iterable[int]) -> int:
-    return int(experiment.cells_per_plate()[list(plates)].sum())

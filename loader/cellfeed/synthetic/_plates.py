@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -39,6 +39,7 @@ def _random(seed: int, purpose: int, plate: int = 0) -> np.random.Generator:
 
 
 _DOSAGES = (0.05, 0.5, 5.0)  # in micromolar
+# The mechanisms of a drug are its code modulo these numbers; fine ones nest in broad ones.
 _N_BROAD = 4
 _N_FINE = 25
 
@@ -48,8 +49,6 @@ _SHARES_OF_14_PLATES = (7.6, 5.4, 8.2, 6.5, 10.4, 5.9, 7.2, 4.7, 7.8, 6.8, 8.9, 
 _MIN_CELLS_PER_PLATE = 10
 _MAX_CELLS = 2**53  # shares of more are not exact
 _CELLS_PER_CONDITION = 20  # unless all lines are in all wells, or some would be missing
-
-_Drugs = TypeVar("_Drugs", int, NDArray[np.int64])
 
 
 class PlateLayout(NamedTuple):
@@ -126,14 +125,21 @@ class Experiment:
         n_cells = int(self.cells_per_plate()[plate])
         wells = rng.permutation(self._wells(plate))
         lines = rng.permutation(self.n_cell_lines)
-        well, line = _choose_pairs(len(wells), len(lines), n_cells)
+        wanted = max(n_cells // _CELLS_PER_CONDITION, len(wells), len(lines))
+        # Along the diagonals of the table of wells and lines: no pair is used twice, and every row
+        # and column is used once before any is used again.
+        step = np.arange(min(wanted, len(wells) * len(lines), n_cells))
+        well = step % len(wells)
+        line = (step + step // math.lcm(len(wells), len(lines))) % len(lines)
         order = np.lexsort((lines[line], well))
         well, line = well[order], line[order]
+        # Cells survive unevenly, as in a real screen, with at least one in each condition.
+        survival = rng.gamma(4.0, size=step.size)
         return PlateLayout(
             drug=wells[well, 0],
             dosage=wells[well, 1],
             cell_line=lines[line],
-            n_cells=_condition_sizes(rng, n_cells, len(well)),
+            n_cells=1 + _apportion(n_cells - step.size, survival),
         )
 
     def _wells(self, plate: int) -> NDArray[np.int64]:
@@ -148,36 +154,6 @@ class Experiment:
         wells = np.argwhere(plate_of_well == plate)
         # With very few drugs a plate may get none: it then repeats a drug of other plates.
         return wells if len(wells) else np.array([[plate % self.n_drugs, plate % len(dosage)]])
-
-
-def _fine_mechanism(drug: _Drugs) -> _Drugs:
-    """Return the fine mechanism of each drug, below `_N_FINE`."""
-    return drug % _N_FINE
-
-
-def _broad_mechanism(drug: _Drugs) -> _Drugs:
-    """Return the broad mechanism of each drug, below `_N_BROAD`; fine mechanisms nest in it."""
-    return _fine_mechanism(drug) % _N_BROAD
-
-
-def _choose_pairs(
-    n_wells: int, n_lines: int, n_cells: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose distinct (well, line) pairs that use all wells and lines about equally."""
-    wanted = max(n_cells // _CELLS_PER_CONDITION, n_wells, n_lines)
-    n_pairs = min(wanted, n_wells * n_lines, n_cells)
-    # Along the diagonals of the table of wells and lines: no pair is used twice, and every row and
-    # column is used once before any is used again.
-    step = np.arange(n_pairs)
-    return step % n_wells, (step + step // math.lcm(n_wells, n_lines)) % n_lines
-
-
-def _condition_sizes(
-    rng: np.random.Generator, n_cells: int, n_conditions: int
-) -> NDArray[np.int64]:
-    """Divide the cells unevenly, as in a real screen, with at least one cell per condition."""
-    survival = rng.gamma(4.0, size=n_conditions)
-    return 1 + _apportion(n_cells - n_conditions, survival)
 
 
 def _apportion(total: int, weights: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -215,21 +191,19 @@ _SHIFTED_SHARE = 0.04  # fraction of genes shifted by each effect
 _MAX_SHIFT = 2.0  # in standard deviations; otherwise one gene could dominate a cell
 
 
-class _Shifts(NamedTuple):
-    """Shifts of some genes for each of several causes, both of shape (n_causes, n_shifted)."""
+class _Shifts:
+    """Shifts of some genes for each of several causes."""
 
-    genes: NDArray[np.int64]
-    sizes: NDArray[np.float64]
+    def __init__(
+        self, rng: np.random.Generator, n_causes: int, n_genes: int, strength: float
+    ) -> None:
+        n_shifted = max(1, round(_SHIFTED_SHARE * n_genes))
+        genes = [rng.choice(n_genes, n_shifted, replace=False) for _ in range(n_causes)]
+        sizes = rng.standard_normal((n_causes, n_shifted)).clip(-_MAX_SHIFT, _MAX_SHIFT)
+        self._genes, self._sizes = np.array(genes), strength * sizes
 
     def add_to(self, log_abundance: NDArray[np.float64], cause: int, scale: float = 1.0) -> None:
-        log_abundance[self.genes[cause]] += scale * self.sizes[cause]
-
-
-def _draw_shifts(rng: np.random.Generator, n_causes: int, n_genes: int, strength: float) -> _Shifts:
-    n_shifted = max(1, round(_SHIFTED_SHARE * n_genes))
-    genes = [rng.choice(n_genes, n_shifted, replace=False) for _ in range(n_causes)]
-    sizes = rng.standard_normal((n_causes, n_shifted)).clip(-_MAX_SHIFT, _MAX_SHIFT)
-    return _Shifts(np.array(genes), strength * sizes)
+        log_abundance[self._genes[cause]] += scale * self._sizes[cause]
 
 
 class ExpressionModel:
@@ -248,13 +222,13 @@ class ExpressionModel:
         quantiles = ndtri((np.arange(n_genes) + 0.5) / n_genes)
         self._baseline = _random(seed, _BASELINE).permutation(_SPREAD_OF_ABUNDANCE * quantiles)
         n_lines, n_drugs = experiment.n_cell_lines, experiment.n_drugs
-        rng = _random(seed, _CELL_LINES)
-        self._cell_lines = _draw_shifts(rng, n_lines, n_genes, _CELL_LINE_STRENGTH)
+        self._cell_lines = _Shifts(
+            _random(seed, _CELL_LINES), n_lines, n_genes, _CELL_LINE_STRENGTH
+        )
         rng = _random(seed, _MECHANISMS)
-        self._broad = _draw_shifts(rng, _N_BROAD, n_genes, _BROAD_STRENGTH)
-        self._fine = _draw_shifts(rng, _N_FINE, n_genes, _FINE_STRENGTH)
-        rng = _random(seed, _DRUGS)
-        self._drugs = _draw_shifts(rng, n_drugs, n_genes, _DRUG_STRENGTH)
+        self._broad = _Shifts(rng, _N_BROAD, n_genes, _BROAD_STRENGTH)
+        self._fine = _Shifts(rng, _N_FINE, n_genes, _FINE_STRENGTH)
+        self._drugs = _Shifts(_random(seed, _DRUGS), n_drugs, n_genes, _DRUG_STRENGTH)
 
     @property
     def median_umis(self) -> float:
@@ -291,8 +265,8 @@ class ExpressionModel:
         scale = 1 + math.log10(_DOSAGES[dosage] / _DOSAGES[-1]) / len(_DOSAGES)
         log_abundance = untreated.copy()
         self._cell_lines.add_to(log_abundance, cell_line)
-        self._broad.add_to(log_abundance, _broad_mechanism(drug), scale)
-        self._fine.add_to(log_abundance, _fine_mechanism(drug), scale)
+        self._broad.add_to(log_abundance, drug % _N_FINE % _N_BROAD, scale)
+        self._fine.add_to(log_abundance, drug % _N_FINE, scale)
         self._drugs.add_to(log_abundance, drug, scale)
         cumulative = np.exp(log_abundance, out=log_abundance).cumsum()
         cumulative /= cumulative[-1]
@@ -515,8 +489,8 @@ def _obs(plate_name: str, layout: PlateLayout, n_umis: NDArray[np.int64]) -> pd.
             "cell_line": _named("cell_line_", layout.cell_line),
             "drug": _named("drug_", layout.drug),
             "dosage": np.array(_DOSAGES)[layout.dosage],
-            "moa_broad": _named("moa_broad_", _broad_mechanism(layout.drug)),
-            "moa_fine": _named("moa_fine_", _fine_mechanism(layout.drug)),
+            "moa_broad": _named("moa_broad_", layout.drug % _N_FINE % _N_BROAD),
+            "moa_fine": _named("moa_fine_", layout.drug % _N_FINE),
         }
     )
     obs = conditions.loc[conditions.index.repeat(layout.n_cells)]
