@@ -25,7 +25,7 @@ from cellfeed.dataset._recommendation import Recommending, read_recommendation
 from cellfeed.dataset._resumable import ResumableDataset
 from cellfeed.dataset._run import Beginning
 from cellfeed.dataset._state import as_json, data_identity, read_identity, strategy_identity
-from cellfeed.dataset._workers import num_workers_of_loader, pool_of_minibatches
+from cellfeed.dataset._workers import start_here
 from cellfeed.decode import Counter
 from cellfeed.fetch import (
     Pools,
@@ -657,13 +657,16 @@ class CellDataset(ResumableDataset):
 
     def _reader(self) -> Reader:
         """Return a reader with its own threads."""
-        worker = get_worker_info()
-        n_processes = num_workers_of_loader() or (1 if worker is None else worker.num_workers)
+        start = start_here()
+        worker = start or get_worker_info()
+        n_processes = 1 if worker is None else worker.num_workers
         # A function of the user might keep the minibatches that it gets.
         is_seen = (
             self.batch_transform is not None or type(self).__iter__ is not CellDataset.__iter__
         )
-        lent = pool_of_minibatches() if self._is_placed and not is_seen else None
+        lent = None
+        if start is not None and start.are_rows_placed and self._is_placed and not is_seen:
+            lent = start.pool
         return Reader(
             self.collection,
             dtype=self.dtype,

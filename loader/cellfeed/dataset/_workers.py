@@ -67,16 +67,9 @@ def _end_with(parent: Any) -> None:
     os._exit(1)
 
 
-def pool_of_minibatches() -> SharedPool | None:
-    """Return the pool into which rows of minibatches are read, if they are lent from there."""
-    found = _OF_THIS_PROCESS.get(os.getpid())
-    return found.pool if found is not None and found.are_rows_placed else None
-
-
-def num_workers_of_loader() -> int | None:
-    """Return how many workers the loader of this process has; None if it is no worker of one."""
-    found = _OF_THIS_PROCESS.get(os.getpid())
-    return None if found is None else found.num_workers
+def start_here() -> WorkerStart | None:
+    """Return how this worker of a loader has started; None if this process is none."""
+    return _OF_THIS_PROCESS.get(os.getpid())
 
 
 # Minibatches as messages: large arrays in lent memory, everything else pickled.
@@ -108,7 +101,7 @@ def sent(minibatches: Any) -> Message:
     They are pickled here, where errors are raised: the queue of a worker pickles in a background
     thread, which only prints an error and goes on.
     """
-    lending = _OF_THIS_PROCESS.get(os.getpid())
+    lending = start_here()
     if lending is not None and lending.pool is not None:
         return message_of(minibatches, lending, lending.pool)
     return Message(pickle.loads, pickle.dumps(minibatches, pickle.HIGHEST_PROTOCOL))
