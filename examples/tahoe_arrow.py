@@ -19,12 +19,7 @@ LABEL = "drug"
 
 def main(folder: str, gene_table: str) -> None:
     genes = pd.read_parquet(gene_table)
-    source = HuggingFaceSource(
-        folder,
-        gene_ids=genes["token_id"],
-        n_markers=1,
-        var_names=genes["gene_symbol"].tolist(),
-    )
+    source = HuggingFaceSource(folder, gene_table=genes, names="gene_symbol", n_markers=1)
     collection = open_collection(source, obs=[LABEL])
     print(collection)
 

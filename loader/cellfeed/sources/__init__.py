@@ -21,6 +21,7 @@ from cellfeed.sources._registry import (
     suffixes,
 )
 from cellfeed.sources._source import (
+    MOST_GENE_NUMBERS,
     ChunkedCsr,
     ChunkedDense,
     ChunkedRagged,
@@ -34,15 +35,18 @@ from cellfeed.sources._source import (
     WatchedFiles,
     as_names,
     as_text,
+    columns_of_genes,
     files_in,
     fill,
     gene_names,
+    named_genes,
     read_ragged,
     threads_of_process,
     why_not_cast,
 )
 
 __all__ = [
+    "MOST_GENE_NUMBERS",
     "Arrival",
     "ByteStore",
     "ChunkTable",
@@ -66,6 +70,7 @@ __all__ = [
     "as_names",
     "as_text",
     "chunk_codec",
+    "columns_of_genes",
     "count_rows",
     "expand",
     "failures_named",
@@ -75,6 +80,7 @@ __all__ = [
     "gene_names",
     "library",
     "merge_consecutive",
+    "named_genes",
     "open_location",
     "read_ragged",
     "register",

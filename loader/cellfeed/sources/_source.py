@@ -18,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._errors import ColumnError, FormatError, ParameterError
 from cellfeed._lazy import pd
 from cellfeed._runs import Runs, expand
 from cellfeed.bytes import Identity, Location, appeared, identity, removed, replaced
@@ -236,6 +237,92 @@ def gene_names(
         return as_names(table.index)
     column = next((each for each in columns if each in table), None)
     return None if column is None else as_names(pd.Index(table[column]))
+
+
+# Tables of genes, to which the numbers in lists of genes refer.
+
+GENE_NAMES = ("ensembl_id", "gene_id", "feature_id", "gene_symbol", "gene_name", "feature_name")
+MOST_GENE_NUMBERS = 1 << 26  # whose columns take 256 MB
+
+
+def named_genes(
+    table: pd.DataFrame, names: str | None, where: str, *, may_be_index: bool
+) -> pd.DataFrame:
+    """Return a table of genes, indexed by their names.
+
+    Parameters
+    ----------
+    table, where
+        The table, and what messages call it.
+    names
+        The column with the names; None for the usual ones, see `gene_names`.
+    may_be_index
+        Whether the index may have the names.
+
+    Raises
+    ------
+    ColumnError
+        It has no such column.
+    ParameterError
+        It is no data frame.
+    """
+    if not hasattr(table, "set_index"):
+        msg = f"`gene_table` must be a data frame, but got a {type(table).__name__}"
+        raise ParameterError(msg)
+    if names is None:
+        found = gene_names(table, GENE_NAMES, may_be_index=may_be_index)
+    else:
+        found = as_names(pd.Index(_column_of_genes(table, names, where, "names")))
+    if found is None:
+        msg = f"{where}: has no column with the names of genes"
+        raise ColumnError(f"{msg}; give `names=`, from: {', '.join(map(str, table))}")
+    return table.set_index(pd.Index(found, dtype=object))
+
+
+def columns_of_genes(
+    table: pd.DataFrame, tokens: str | None, n_vars: int | None, where: str
+) -> NDArray[np.int32]:
+    """Return the column of each gene number, int32, and one entry more; -1 if it is of no gene.
+
+    Parameters
+    ----------
+    table, where
+        The table, and what messages call it.
+    tokens
+        The column with the gene numbers; None if they are the rows of the table.
+    n_vars
+        The number of genes, if it is stated.
+
+    Raises
+    ------
+    ColumnError
+        There is no such column.
+    FormatError
+        It has other values than distinct integers from 0.
+    ParameterError
+        The number of genes is another one.
+    """
+    if n_vars not in (None, len(table)):
+        msg = f"`n_vars` must be the number of genes in `gene_table`, {len(table)}, but got"
+        raise ParameterError(f"{where}: {msg} {n_vars!r}; leave it out")
+    numbers = np.arange(len(table))
+    if tokens is not None:
+        numbers = _column_of_genes(table, tokens, where, "tokens").to_numpy()
+    is_list = numbers.dtype.kind in "iu" and np.unique(numbers).size == numbers.size
+    most = MOST_GENE_NUMBERS
+    if not is_list or (numbers.size and not 0 <= numbers.min() <= numbers.max() < most):
+        msg = f"the column {tokens!r} of the table of genes must have distinct integers from 0"
+        raise FormatError(f"{where}: {msg}; give `tokens=`, another column")
+    columns = np.full(int(numbers.max(initial=-1)) + 2, -1, np.int32)
+    columns[numbers] = np.arange(numbers.size)
+    return columns
+
+
+def _column_of_genes(table: pd.DataFrame, name: str, where: str, option: str) -> Any:
+    if name not in table:
+        msg = f"{where}: the table of genes has no column {name!r}"
+        raise ColumnError(f"{msg}; give `{option}=`, from: {', '.join(map(str, table))}")
+    return table[name]
 
 
 class OpenedPerProcess(ABC):

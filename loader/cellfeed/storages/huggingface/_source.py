@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from cellfeed.bytes import Location, digest_of, digest_of_array
 from cellfeed.decode import CHUNK_ELEMENTS, Pieces, SlowRead, pieced_array
@@ -21,8 +21,7 @@ from cellfeed.extending import (
     ParameterError,
     PathError,
     pd,
-    require_integer,
-    require_list,
+    require_not_negative,
     require_positive,
 )
 from cellfeed.rows import CsrChunks, CsrRows, Layout, RowPieces, summable
@@ -34,10 +33,11 @@ from cellfeed.sources import (
     Storage,
     StoredElement,
     WatchedFiles,
-    as_names,
+    columns_of_genes,
     expand,
     files_in,
     first_line,
+    named_genes,
 )
 from cellfeed.sources.arrow import import_arrow, kind, to_frame
 
@@ -316,7 +316,7 @@ _NO_FILE = -1
 _CHECKED_CELLS = 100
 _OTHER_GENE = (
     "have a gene number that is not a column; give `HuggingFaceSource` a larger "
-    "`n_vars`, or all `gene_ids`"
+    "`n_vars`, or a `gene_table` of all"
 )
 
 
@@ -417,7 +417,7 @@ class ArrowLists(FlatCsr):
         is_gene = [0 <= number < known.size and known[number] >= 0 for number in numbers.tolist()]
         if any(is_gene):
             found, location = numbers[is_gene.index(True)], self._columns.location
-            msg = f"{location}: cells begin with {found}, which is one of `gene_ids`, not a marker"
+            msg = f"{location}: cells begin with {found}, which is in `gene_table`, not a marker"
             raise ParameterError(f"{msg}; leave `n_markers` out")
 
     def _lists(self, column: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -528,21 +528,24 @@ class HuggingFaceSource(Source):
     ----------
     dataset
         A folder that ``Dataset.save_to_disk`` wrote, or a ``datasets.Dataset``.
-    n_vars
-        Number of genes, if gene numbers are columns of the matrix, from 0. Without ``n_vars`` and
-        ``gene_ids``, all gene numbers are read first, and this is the largest plus one.
-    gene_ids
-        Gene number of each column of the matrix, distinct, shape (n_vars,), such as the token ids
-        of Tahoe-100M. Elements with other numbers are left out, such as the marker at the beginning
-        of each cell of Tahoe-100M; rows are then read in two passes.
-    n_markers
-        Number of elements at the beginning of each cell's lists that are not genes, if known; 1 for
-        Tahoe-100M. They are left out, and all other elements must be of ``gene_ids``, so rows are
-        read in one pass, several times faster.
-    var_names
-        Names of the genes, shape (n_vars,); by default, ``gene_ids`` or the column numbers.
     genes, values
         Names of the columns with the two lists.
+    gene_table
+        The genes, in the order of the columns of the matrix: a data frame. Elements with other
+        numbers are left out, such as the marker at the beginning of each cell of Tahoe-100M; rows
+        are then read in two passes.
+    tokens
+        The column of ``gene_table`` with the gene numbers, distinct integers from 0, such as the
+        token ids of Tahoe-100M; None if they are the rows of the table, and there are no others.
+    names
+        The column of ``gene_table`` with the names of genes; see `ParquetSource`.
+    n_vars
+        Number of genes, if there is no table and gene numbers are columns of the matrix, from 0. By
+        default, all gene numbers are read first, and this is the largest plus one.
+    n_markers
+        Number of elements at the beginning of each cell's lists that are not genes, if known; 1 for
+        Tahoe-100M. They are left out, and all other elements must be of ``gene_table``, so rows are
+        read in one pass, several times faster.
 
     Raises
     ------
@@ -550,20 +553,21 @@ class HuggingFaceSource(Source):
         There is no such folder.
     FormatError
         The folder is something else, or a column is not a list of numbers. Also when rows are read:
-        the lists of a cell differ in length, or a gene number is not below ``n_vars`` or not among
-        ``gene_ids``.
+        the lists of a cell differ in length, or a gene number is not below ``n_vars`` or not in
+        ``gene_table``. Gene numbers of the table are not distinct integers.
     ColumnError
         There is no such column.
     ParameterError
-        ``gene_ids`` are not distinct integers, or the number of names is not the number of genes.
+        Parameters contradict each other.
 
     Examples
     --------
     >>> import datasets
     >>> from cellfeed import HuggingFaceSource, open_collection
     >>> columns = {"genes": [[1, 5, 9], [1, 9]], "expressions": [[-2.0, 3.0, 4.0], [-2.0, 7.0]]}
-    >>> source = HuggingFaceSource(datasets.Dataset.from_dict(columns), gene_ids=[9, 7, 5])
-    >>> open_collection(source)[[1, 0]].X.toarray()
+    >>> genes = pd.DataFrame({"token_id": [9, 7, 5]}, index=["TP53", "MYC", "ALK"])
+    >>> cells = datasets.Dataset.from_dict(columns)
+    >>> open_collection(HuggingFaceSource(cells, gene_table=genes))[[1, 0]].X.toarray()
     array([[7., 0., 0.],
            [4., 0., 3.]])
     """
@@ -572,17 +576,17 @@ class HuggingFaceSource(Source):
         self,
         dataset: str | os.PathLike[str] | Any,
         *,
-        n_vars: int | None = None,
-        gene_ids: ArrayLike | None = None,
-        n_markers: int | None = None,
-        var_names: Sequence[str] | None = None,
         genes: str = "genes",
         values: str = "expressions",
+        gene_table: pd.DataFrame | None = None,
+        tokens: str | None = "token_id",
+        names: str | None = None,
+        n_vars: int | None = None,
+        n_markers: int | None = None,
     ) -> None:
         self._table = ArrowTable(dataset)
         self.location = self._table.location
         self._lists = genes, values
-        ids = None if gene_ids is None else _distinct(gene_ids)
         schema = self._table().schema
         for name in self._lists:
             if name not in schema.names:
@@ -596,29 +600,30 @@ class HuggingFaceSource(Source):
         if dtypes[0].kind not in "iu":
             msg = f"{self.location}: column {genes!r} has {dtypes[0]}, which are not gene numbers"
             raise FormatError(f"{msg}; give another column as `genes=`")
-        if n_vars is None:
-            n_vars = self._largest() + 1 if ids is None else ids.size
-        elif ids is not None and n_vars != ids.size:
-            msg = f"`n_vars` must be the number of `gene_ids`, {ids.size}, but got {n_vars}"
-            raise ParameterError(f"{self.location}: {msg}; leave it out")
+        known, self._var = None, None
+        if gene_table is not None:
+            self._var = named_genes(gene_table, names, "gene_table", may_be_index=True)
+            if tokens is not None:
+                known = columns_of_genes(self._var, tokens, n_vars, "gene_table")[:-1]
+            n_vars = len(self._var)
+        elif n_vars is None:
+            n_vars = self._largest() + 1
         require_positive("n_vars", n_vars)
-        if n_markers is not None and require_integer("n_markers", n_markers) < 0:
-            msg = f"`n_markers >= 0` must hold, but got n_markers={n_markers}"
-            raise ParameterError(f"{self.location}: {msg}")
-        n_stored = n_vars if ids is None else max(_MOST_IDS, int(ids.max()) + 1)
-        columns = Columns(
-            self.location, self._lists, n_stored, _names(var_names, ids, n_vars), n_markers or 0
-        )
+        if n_markers is not None:
+            require_not_negative("n_markers", n_markers)
+        n_stored = n_vars if known is None else max(_MOST_IDS, known.size)
+        var_names = None if self._var is None else self._var.index.to_numpy(object)
+        columns = Columns(self.location, self._lists, n_stored, var_names, n_markers or 0)
         element, placed = self._element(columns, dtypes[1], n_vars)
         element.row_order = self._table.row_order
         if not placed and self._table.paths:
             placed = getattr(dataset, "_fingerprint", "")
         rows = digest_of_array(element.row_order), placed
         self._selection = repr((self._lists, n_vars, n_markers, rows))
-        if ids is not None:
+        if known is not None:
             other = _LEFT_OUT if n_markers is None else _NOT_THERE
             element.stored_columns = np.full(n_stored, other, np.int32)
-            element.stored_columns[ids] = np.arange(ids.size)
+            element.stored_columns[: known.size] = np.where(known < 0, other, known)
         self.elements = {"X": element}
 
     def _element(
@@ -686,30 +691,13 @@ class HuggingFaceSource(Source):
         }
         return {name: features[name]["names"] for name in features if is_label[name]}
 
+    def read_var(self) -> pd.DataFrame:
+        """Return the table of genes."""
+        return super().read_var() if self._var is None else self._var
+
     def files(self) -> Sequence[Path]:
         """Return the files of its rows."""
         return self._table.paths
-
-
-def _distinct(gene_ids: ArrayLike) -> NDArray[np.int64]:
-    ids = np.asarray(gene_ids)
-    is_list = ids.ndim == 1 and ids.dtype.kind in "iu" and ids.size > 0
-    if not is_list or ids.min() < 0 or np.unique(ids).size != ids.size:
-        msg = "`gene_ids` must be one-dimensional, distinct integers from 0, at least one"
-        raise ParameterError(f"{msg}, but got {str(gene_ids)[:50]}")
-    return ids.astype(np.int64)
-
-
-def _names(
-    names: Sequence[str] | None, ids: NDArray[np.int64] | None, n_vars: int
-) -> NDArray[np.object_] | None:
-    if names is None:
-        return None if ids is None else ids.astype(str).astype(object)
-    require_list("var_names", "names", names)
-    if len(names) != n_vars:
-        msg = f"`var_names` must name {n_vars} genes, but got {len(names)} names"
-        raise ParameterError(msg)
-    return as_names(pd.Index([*names], dtype=object))
 
 
 # Folders that HuggingFace's ``datasets`` library wrote.

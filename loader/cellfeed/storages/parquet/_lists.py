@@ -4,7 +4,7 @@ This is for lists of numbers with the encodings that writers choose by themselve
 into a dictionary. What is encoded in another way, has gaps or is damaged is left to pyarrow.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cellfeed.bytes import BufferPool
 from cellfeed.decode import PARQUET_CODECS, can_decode, fields, function_addresses
 from cellfeed.decode import kernels as decoding
-from cellfeed.sources import Runs, count_rows
+from cellfeed.sources import Runs, count_rows, expand
 from cellfeed.storages.parquet import _kernels as kernels
 from cellfeed.storages.parquet._column_chunks import ColumnChunks
 
@@ -65,6 +65,11 @@ def list_numbers(
     if not is_known or column.max_definition_level != most:
         return only_library
     return [codec, most, empty, itemsize, int(chunk[fields.N_CHUNK_ENTRIES]), n_bytes]
+
+
+def page_bytes(described: NDArray[np.int64]) -> int:
+    """Return the size of all pages, decompressed, of columns that `list_numbers` describes."""
+    return int(np.maximum(described[..., _N_BYTES], 0).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,6 +174,19 @@ class Lists:
         if n < 0:
             return None
         return cls(lengths, dtype, pages, column, pieces[:n], memory, numbers, dictionary)
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that it takes, but for rows, in bytes."""
+        return self.memory.nbytes + self.dictionary.nbytes + self.pages.nbytes
+
+    def rows(self, runs: Runs) -> Self:
+        """Return some of the rows; runs as in `open`, among these rows."""
+        rows = expand(runs)
+        starts = np.searchsorted(self.pieces[:, fields.ROW], [rows, rows + 1])
+        pieces = self.pieces[expand(starts.T)]
+        pieces[:, fields.ROW] = np.repeat(np.arange(rows.size), starts[1] - starts[0])
+        return replace(self, lengths=self.lengths[rows], pieces=pieces)
 
     def firsts(self) -> NDArray[Any] | None:
         """Return the first value of each row that has any; None if only pyarrow can."""

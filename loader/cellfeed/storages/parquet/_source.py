@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,19 +39,20 @@ from cellfeed.extending import (
 )
 from cellfeed.rows import CsrRows, FoundRows, Layout, RowTarget, summable
 from cellfeed.sources import (
+    MOST_GENE_NUMBERS,
     FoundCsr,
     Runs,
     Source,
     Storage,
     StoredElement,
-    as_names,
+    columns_of_genes,
     expand,
-    gene_names,
+    named_genes,
     split_at,
     threads_of_process,
 )
 from cellfeed.storages.parquet._files import EXTRA, ParquetFiles, RowGroups
-from cellfeed.storages.parquet._lists import Lists
+from cellfeed.storages.parquet._lists import Lists, page_bytes
 from cellfeed.storages.parquet._paths import GENE_TABLE, SUFFIX, files_at, is_parquet, is_partition
 
 # Threads of this process that decode row groups. They do not hold the GIL meanwhile.
@@ -150,9 +152,10 @@ class _RowGroupElement(StoredElement):
         self.rows_per_chunk = float(rows.mean()) if rows.size else 1.0
         # Replaced when it changes, since two threads read it.
         self._pending = tuple[weakref.ref[_Pending], ...]()
+        self.retained = dict[int, tuple[Lists, Lists]]()  # decompressed, of row groups
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_pending": ()}
+        return self.__dict__ | {"_pending": (), "retained": {}}
 
     def stored_bytes(self) -> int:
         """Return the size of the columns in bytes."""
@@ -184,7 +187,8 @@ class _RowGroupElement(StoredElement):
 
     def _begun(self, runs: Runs) -> _Pending:
         parts = [*split_at(runs, self._groups.starts)]
-        requests = self._files.expect(self._groups, np.array([k for k, _ in parts], np.int64))
+        read = [group for group, _ in parts if group not in self.retained]
+        requests = self._files.expect(self._groups, np.array(read, np.int64))
         begun = [_threads().submit(self._decode_checked, group, rows) for group, rows in parts]
         return _Pending(runs, begun, requests)
 
@@ -263,6 +267,12 @@ class _GeneNumbers:
 # the memory of these rows. Where fewer rows of a row group are wanted, they are decoded at once.
 _MOST_KEPT = 2
 
+# If the pages of all lists of a source take at most so many bytes, decompressed, a process retains
+# those of a row group when it reads from it again; and at most so many of all its sources.
+_RETAINED_BYTES = 1 << 30
+_retaining = weakref.WeakSet["ParquetLists"]()
+_lock = threading.Lock()
+
 
 class ParquetLists(_RowGroupElement, FoundCsr):
     """Sparse rows: in each, a list of genes and a list of values.
@@ -296,6 +306,8 @@ class ParquetLists(_RowGroupElement, FoundCsr):
         self._numbers, self._memory = numbers, BufferPool()
         n_bytes = groups.n_values.sum() // 2 * (np.dtype(np.int32).itemsize + self.dtype.itemsize)
         self.expected_row_bytes = max(1.0, float(n_bytes) / max(1, shape[0]))
+        self._retains = page_bytes(groups.lists) <= _RETAINED_BYTES
+        self._read_before = set[int]()
 
     def read_rows(self, runs: Runs) -> CsrRows:
         """Return rows; wait for expected ones, and decode others."""
@@ -326,17 +338,10 @@ class ParquetLists(_RowGroupElement, FoundCsr):
 
         pyarrow also names what is wrong.
         """
-        groups, memory = self._groups, self._memory
-        is_known = (groups.lists[group] >= 0).all()
-        stored = self._files.column_bytes(groups, group, memory) if is_known else None
-        if stored is None:
+        lists = self._lists_of_rows(group, runs)
+        if lists is None:
             return None
-        n_rows = int(groups.starts[group + 1] - groups.starts[group])
-        described, of = groups.lists[group], (n_rows, runs, memory, self.dtype)
-        genes = Lists.open(stored[0], described[0], *of, self._numbers.columns)
-        values = None if genes is None else Lists.open(stored[1], described[1], *of)
-        if genes is None or values is None or not np.array_equal(genes.lengths, values.lengths):
-            return None
+        genes, values = lists
         columns_of_firsts, firsts = genes.firsts(), values.firsts()
         if columns_of_firsts is None or firsts is None:
             return None
@@ -355,9 +360,44 @@ class ParquetLists(_RowGroupElement, FoundCsr):
             return target.put(self._in_memory(FoundRows(lengths, write), values.dtype))
 
         n_bytes = int(lengths.sum()) * (genes.dtype.itemsize + values.dtype.itemsize)
-        if genes.memory.nbytes + values.memory.nbytes > _MOST_KEPT * n_bytes:
+        n_bytes *= _MOST_KEPT
+        if group not in self.retained and genes.memory.nbytes + values.memory.nbytes > n_bytes:
             return _found(self._in_memory(FoundRows(lengths, write), values.dtype))
         return FoundRows(lengths, put)
+
+    def _lists_of_rows(self, group: int, runs: Runs) -> tuple[Lists, Lists] | None:
+        """Return both lists of rows, whose pages are retained; None if only pyarrow can."""
+        if group not in self.retained and group in self._read_before and self._retains:
+            whole = np.array([[0, self._groups.starts[group + 1] - self._groups.starts[group]]])
+            lists = self._opened(group, whole)
+            if lists is None:
+                return None
+            with _lock:
+                _retaining.add(self)
+                every = (lists, *(pair for each in _retaining for pair in each.retained.values()))
+                self._retains = sum(a.n_bytes + b.n_bytes for a, b in every) <= _RETAINED_BYTES
+                if self._retains:
+                    self.retained[group] = lists
+        if group not in self.retained:
+            self._read_before.add(group)
+            return self._opened(group, runs)
+        genes, values = self.retained[group]
+        return genes.rows(runs), values.rows(runs)
+
+    def _opened(self, group: int, runs: Runs) -> tuple[Lists, Lists] | None:
+        """Return both lists of rows of a row group, decompressed; None if only pyarrow can."""
+        groups, memory = self._groups, self._memory
+        is_known = (groups.lists[group] >= 0).all()
+        stored = self._files.column_bytes(groups, group, memory) if is_known else None
+        if stored is None:
+            return None
+        n_rows = int(groups.starts[group + 1] - groups.starts[group])
+        described, of = groups.lists[group], (n_rows, runs, memory, self.dtype)
+        genes = Lists.open(stored[0], described[0], *of, self._numbers.columns)
+        values = None if genes is None else Lists.open(stored[1], described[1], *of)
+        if genes is None or values is None or not np.array_equal(genes.lengths, values.lengths):
+            return None
+        return genes, values
 
     def _put_by_library(self, group: int, runs: Runs, target: RowTarget) -> bool:
         first, ascend = 0, True
@@ -515,8 +555,6 @@ class ParquetColumns(_RowGroupElement):
 
 # The table of genes.
 
-_NAMES = ("ensembl_id", "gene_id", "feature_id", "gene_symbol", "gene_name", "feature_name")
-
 
 def _found_gene_table(first: Location) -> Location | None:
     """Return the table of genes beside a file, or in ``metadata`` beside its folder, if any.
@@ -558,38 +596,11 @@ def _read_gene_table(given: Any, names: str | None, options: StorageOptions) -> 
     else:
         msg = "`gene_table` must be a data frame, or the path or URL of a Parquet file"
         raise ParameterError(f"{msg}, but got one of type {type(given).__name__}")
-    if names is None:
-        found = gene_names(table, _NAMES, may_be_index=table is given)
-    else:
-        found = as_names(pd.Index(_column_of(table, names, location, "names")))
-    if found is None:
-        msg = f"{location.shown}: has no column with the names of genes"
-        raise ColumnError(f"{msg}; give `names=`, from: {', '.join(map(str, table))}")
-    return table.set_index(pd.Index(found, dtype=object))
-
-
-def _column_of(table: pd.DataFrame, name: str, location: Location, option: str) -> Any:
-    if name not in table:
-        msg = f"{location.shown}: the table of genes has no column {name!r}"
-        raise ColumnError(f"{msg}; give `{option}=`, from: {', '.join(map(str, table))}")
-    return table[name]
-
-
-def _known_numbers(table: pd.DataFrame, tokens: str, location: Location) -> NDArray[np.int32]:
-    """Return the column of each gene number; see `_GeneNumbers`."""
-    numbers = _column_of(table, tokens, location, "tokens").to_numpy()
-    is_list = numbers.dtype.kind in "iu" and np.unique(numbers).size == numbers.size
-    if not is_list or (numbers.size and not 0 <= numbers.min() <= numbers.max() < _MOST_NUMBERS):
-        msg = f"the column {tokens!r} of the table of genes must have distinct integers from 0"
-        raise FormatError(f"{location.shown}: {msg}; give `tokens=`, another column")
-    columns = np.full(int(numbers.max(initial=-1)) + 2, -1, np.int32)
-    columns[numbers] = np.arange(numbers.size)
-    return columns
+    return named_genes(table, names, location.shown, may_be_index=table is given)
 
 
 # Parquet files as a source.
 
-_MOST_NUMBERS = 1 << 26  # of genes; their table takes 256 MB
 _LISTS = (("genes", "expressions"), ("gene_ids", "values"), ("indices", "data"))
 
 
@@ -621,7 +632,8 @@ class ParquetSource(Source):
         ``gene_metadata.parquet`` in the folder of the cells, or in the folder ``metadata`` beside
         that one, if it exists.
     tokens
-        The column of ``gene_table`` with the gene numbers, distinct integers from 0.
+        The column of ``gene_table`` with the gene numbers, distinct integers from 0; None if they
+        are the rows of the table.
     names
         The column of ``gene_table`` with the names of genes. By default, the first of these that
         there is: ``ensembl_id``, ``gene_id``, ``feature_id``, ``gene_symbol``, ``gene_name``,
@@ -681,7 +693,7 @@ class ParquetSource(Source):
         genes: str | None = None,
         values: str | None = None,
         gene_table: pd.DataFrame | str | os.PathLike[str] | None = None,
-        tokens: str = "token_id",
+        tokens: str | None = "token_id",
         names: str | None = None,
         n_vars: int | None = None,
         n_markers: int | None = None,
@@ -711,8 +723,10 @@ class ParquetSource(Source):
             groups = files.row_groups(self._genes, are_lists=False)
             self.elements = {"X": ParquetColumns(files, groups, self._genes)}
             return
-        where = table if isinstance(table, Location) else Location("gene_table")
-        known = None if self._var is None else _known_numbers(self._var, tokens, where)
+        known = None
+        if self._var is not None:
+            where = table.shown if isinstance(table, Location) else "gene_table"
+            known = columns_of_genes(self._var, tokens, n_vars, where)
         self.elements = {"X": self._sparse(lists, known, n_vars, n_markers)}
 
     def _sparse(
@@ -736,7 +750,7 @@ class ParquetSource(Source):
             require_positive("n_vars", n_vars)
         are_named = known is not None
         if known is None:
-            if n_vars > _MOST_NUMBERS:
+            if n_vars > MOST_GENE_NUMBERS:
                 msg = f"{self._where}: has gene numbers up to {n_vars - 1}, which are no columns"
                 raise FormatError(f"{msg}; give `ParquetSource` a `gene_table=`")
             known = np.append(np.arange(n_vars, dtype=np.int32), np.int32(-1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from cellfeed.bytes import (
     CachedTables,
     Location,
     RemoteObjects,
-    Version,
     digest_of,
     map_or_read,
     versions_below,
@@ -153,7 +153,8 @@ class RemoteFolder:
 
     def files(self, names: Sequence[str]) -> RemoteObjects:
         """Return objects, numbered in this order."""
-        return RemoteObjects(_Locations(self.location, names), _Versions(self._versions, names))
+        versions = [self._versions.get(name) for name in names]
+        return RemoteObjects(partial(_below, self.location, names), versions.__getitem__)
 
     def table(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of an object, which are cached on this machine if they are many."""
@@ -188,24 +189,8 @@ class RemoteFolder:
         return found
 
 
-class _Locations:
-    """The locations of objects by number."""
-
-    def __init__(self, folder: Location, names: Sequence[str]) -> None:
-        self._folder, self._names = folder, names
-
-    def __call__(self, number: int) -> Location:
-        return self._folder / self._names[number]
-
-
-class _Versions:
-    """The versions of objects by number."""
-
-    def __init__(self, versions: Mapping[str, Version], names: Sequence[str]) -> None:
-        self._versions = [versions.get(name) for name in names]
-
-    def __call__(self, number: int) -> Version | None:
-        return self._versions[number]
+def _below(folder: Location, names: Sequence[str], number: int) -> Location:
+    return folder / names[number]
 
 
 Folder = LocalFolder | RemoteFolder

@@ -437,7 +437,7 @@ class SpanElement(StoredElement):
 
 _SHARD = "shard"  # the obs column with the shard in which a row begins
 _DECODER = json.JSONDecoder()
-_FIELDS = ("start", "stop", "shard", "id", "n_bytes")
+_FIELDS = SPAN.names or ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -623,15 +623,19 @@ class TokenStream(Source):
                 msg = f"these rows have no {name!r}; open with elements=['X', 'spans', 'metadata']"
                 raise ParameterError(msg)
         decode = self._require_decoder()
-        start, stop, shard, number, n_bytes = (_field(rows, name) for name in _FIELDS)
-        offsets = _numpy((rows["spans"] if "spans" in rows else rows["spans/start"]).offsets)
+        if "spans" in rows:
+            spans, offsets = rows["spans"].values, rows["spans"].offsets
+        else:
+            spans = {name: rows[f"spans/{name}"].values for name in _FIELDS}
+            offsets = rows["spans/start"].offsets
+        start, stop, shard, number, n_bytes = (_numpy(spans[name]).tolist() for name in _FIELDS)
         encoded = _numpy(rows["metadata"].values).tobytes()
         ends = np.concatenate([[0], np.cumsum(n_bytes)]).tolist()
         keys = list(zip(shard, number, strict=True))
         distinct = {key: encoded[a:b] for key, a, b in zip(keys, ends, ends[1:], strict=False)}
         decoded = dict(zip(distinct, map(decode, distinct.values()), strict=True))
         found = list(map(Span, start, stop, map(decoded.__getitem__, keys), shard, number))
-        bounds = offsets.tolist()
+        bounds = _numpy(offsets).tolist()
         return [found[a:b] for a, b in itertools.pairwise(bounds)]
 
     def obs_names(self) -> list[str]:
@@ -698,15 +702,6 @@ class TokenStream(Source):
 
 def _from_json(encoded: bytes) -> Any:
     return _DECODER.decode(encoded.decode())  # `json.loads` would detect the encoding first
-
-
-def _field(rows: Any, name: str) -> list[int]:
-    if "spans" in rows:
-        values = _numpy(rows["spans"].values)[name]
-    else:
-        values = _numpy(rows[f"spans/{name}"].values)
-    numbers: list[int] = values.tolist()
-    return numbers
 
 
 def _numpy(values: Any) -> NDArray[Any]:

@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -64,6 +63,11 @@ def in_memory():
     return dataset_of(X, pd.DataFrame())
 
 
+def genes_of(ids):
+    """Return the parameters for genes that are known, and named, by ids."""
+    return {"gene_table": pd.DataFrame({"token_id": ids}), "names": "token_id"}
+
+
 @given(
     ids=st.lists(st.integers(0, 2 * N_VARS), unique=True, min_size=1),
     rows=ROWS,
@@ -73,7 +77,7 @@ def test_genes_are_known_by_their_ids(folder, in_memory, ids, rows, is_in_memory
     """Only those of the list are delivered, in its order."""
     given = in_memory if is_in_memory else folder
     padded = np.pad(COUNTS, ((0, 0), (0, N_VARS + 1)))
-    collection = open_collection(HuggingFaceSource(given, gene_ids=ids))
+    collection = open_collection(HuggingFaceSource(given, **genes_of(ids)))
     assert collection.var_names.tolist() == list(map(str, ids))
     assert np.array_equal(collection[rows].X.toarray(), padded[:, ids][rows])
 
@@ -95,33 +99,36 @@ def test_markers_are_left_out(marked, rows, is_in_memory, seed):
     """All that follows is delivered, whatever order the ids are in."""
     ids = 3 + np.random.default_rng(seed).permutation(N_VARS)
     with_marker = marked[is_in_memory]
-    collection = open_collection(HuggingFaceSource(with_marker, gene_ids=ids, n_markers=1))
+    collection = open_collection(HuggingFaceSource(with_marker, **genes_of(ids), n_markers=1))
     assert np.array_equal(collection[rows].X.toarray(), COUNTS[:, ids - 3][rows])
     picked = open_collection(
-        HuggingFaceSource(with_marker, gene_ids=ids, n_markers=1), genes=[str(ids[4])]
+        HuggingFaceSource(with_marker, **genes_of(ids), n_markers=1), genes=[str(ids[4])]
     )
     assert np.array_equal(picked[rows].X.toarray(), COUNTS[:, ids[4:5] - 3][rows])
 
 
 def test_markers_that_are_none(folder, marked):
-    with pytest.raises(ParameterError, match="is one of `gene_ids`, not a marker; leave"):
-        read(HuggingFaceSource(folder, gene_ids=range(N_VARS), n_markers=1))
-    said = r"gene number that is not .* larger `n_vars`, or all `ge"
+    with pytest.raises(ParameterError, match="is in `gene_table`, not a marker; leave"):
+        read(HuggingFaceSource(folder, **genes_of(range(N_VARS)), n_markers=1))
+    said = r"gene number that is not .* larger `n_vars`, or a `gene_table` of all"
     with pytest.raises(FormatError, match=said):
-        read(HuggingFaceSource(marked[0], gene_ids=range(3, 12), n_markers=1))
+        read(HuggingFaceSource(marked[0], **genes_of(range(3, 12)), n_markers=1))
 
 
 def test_genes_that_are_known_by_ids_are_joined_by_names(folder):
-    names = [f"gene {k}" for k in range(4)]
+    table = pd.DataFrame({"token_id": [7, 3, 9, 4], "length": range(4)})
+    named = table.set_axis([f"gene {k}" for k in range(4)])
+    every = pd.DataFrame({"symbol": [f"gene {k}" for k in range(N_VARS)]})
     sources = [
-        HuggingFaceSource(folder, gene_ids=[7, 3, 9, 4], var_names=names),
-        HuggingFaceSource(folder, n_vars=N_VARS, var_names=[f"gene {k}" for k in range(N_VARS)]),
+        HuggingFaceSource(folder, gene_table=named),
+        HuggingFaceSource(folder, gene_table=every, tokens=None, names="symbol"),
     ]
+    assert sources[0].read_var().equals(named)
     collection = open_collection(sources, genes=["gene 2", "gene 0"])
     wanted = np.vstack([COUNTS[:, [9, 7]], COUNTS[:, [2, 0]]])
     assert np.array_equal(collection[:].X.toarray(), wanted)
-    lacking: Any = [*names[:3], None]
-    unnamed = HuggingFaceSource(folder, gene_ids=[7, 3, 9, 4], var_names=lacking)
+    lacking = table.set_axis([*named.index[:3], None])
+    unnamed = HuggingFaceSource(folder, gene_table=lacking)
     with pytest.raises(MismatchError, match="1 gene has no name"):
         open_collection([unnamed, sources[0]], join_vars="outer")
 
@@ -206,17 +213,13 @@ def test_no_table_of_genes_is_needed(folder):
         ({"n_vars": "3"}, ParameterError, "`n_vars` must be"),
         ({"n_markers": "1"}, ParameterError, "`n_markers` must be"),
         ({"n_markers": 1.0}, ParameterError, "`n_markers` must be"),
-        (
-            {"gene_ids": [3, 1, 3]},
-            ParameterError,
-            "`gene_ids` must be one-dimensional, distinct integers",
-        ),
-        (
-            {"gene_ids": [3, 1], "n_vars": 3},
-            ParameterError,
-            "must be the number of `gene_ids`, 2, but",
-        ),
-        ({"n_vars": 3, "var_names": ["a"]}, ParameterError, "must name 3 genes, but got 1 names"),
+        (genes_of([3, 1, 3]), FormatError, "'token_id' of the .* must have distinct integers"),
+        (genes_of([-1, 1]), FormatError, "'token_id' of the .* must have distinct integers"),
+        (genes_of(["a"]), FormatError, "'token_id' of the .* must have distinct integers"),
+        (genes_of([3, 1]) | {"n_vars": 3}, ParameterError, "in `gene_table`, 2, but got 3; leave"),
+        (genes_of([3]) | {"tokens": "id"}, ColumnError, "no column 'id'; give `tokens=`, from: t"),
+        (genes_of([3]) | {"names": None}, ColumnError, "no column with the names of genes; give"),
+        ({"gene_table": [3, 1]}, ParameterError, "`gene_table` must be a data frame, but got a l"),
         ({"values": "row"}, FormatError, "column 'row' is of type int64, not a list of numbers"),
         ({"genes": "expressions"}, FormatError, "has float32, which are not gene numbers"),
     ],
@@ -327,7 +330,7 @@ class TestFolder(Suite):
 
     def stored(self, path, case):
         write_dataset(path, case, case.obs, num_shards=min(3, case.n_rows))
-        return HuggingFaceSource(path, n_vars=case.n_vars, var_names=case.var.index)
+        return HuggingFaceSource(path, gene_table=case.var, tokens=None)
 
 
 @pytest.mark.slow
@@ -339,4 +342,4 @@ class TestObject(TestFolder):
 
     def stored(self, path, case):
         dataset = dataset_of(case, case.obs)
-        return HuggingFaceSource(dataset, n_vars=case.n_vars, var_names=case.var.index)
+        return HuggingFaceSource(dataset, gene_table=case.var, tokens=None)

@@ -6,12 +6,14 @@
 import contextlib
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader.sources.suites import Suite
@@ -381,3 +383,30 @@ class TestOnServer(TestLists):
             return ParquetSource(url_of(path), gene_table=genes, n_markers=0)
 
         return write
+
+
+@pytest.mark.parametrize("retained_bytes", [0, 1 << 30, 20_000])
+def test_pages_that_fit_in_memory_are_decompressed_twice_at_most(tmp_path, retained_bytes):
+    """All rows are those written, whether all, none or some row groups of two sources fit."""
+    counts = np.random.default_rng(0).poisson(0.5, (200, N_GENES)).astype(np.float32)
+    table = pa.table(lists_of(sp.csr_matrix(counts)))
+    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    for k, path in enumerate(paths):
+        write_groups(path, table.slice(100 * k, 100), [25])
+    found = Lists.open.__func__  # type: ignore[attr-defined]
+    with (
+        mock.patch.object(_parquet, "_RETAINED_BYTES", retained_bytes),
+        mock.patch.object(Lists, "open", mock.MagicMock(side_effect=partial(found, Lists))),
+        only_here(),
+    ):
+        sources = [ParquetSource(path, n_vars=N_GENES) for path in paths]
+        dataset = CellDataset(
+            open_collection(sources), BlockShuffling(2), 8, fetch_factor=4, seed=0
+        )
+        for _ in range(3):
+            for minibatch in dataset:
+                assert np.array_equal(minibatch.X.to_dense().numpy(), counts[minibatch.rows])
+        n_opened = Lists.open.call_count  # type: ignore[attr-defined]
+        n_retained = sum(len(each.elements["X"].retained) for each in sources)  # type: ignore[attr-defined]
+    assert (n_opened <= 2 * 2 * 8) == (retained_bytes == 1 << 30)
+    assert n_retained == 8 if retained_bytes == 1 << 30 else n_retained < 8
