@@ -173,6 +173,27 @@ class Normalization(_Epoch):
         self.open(stores["CSR gzip"], **NORMALIZATIONS[normalization])
 
 
+class Loaded(_Epoch):
+    """Cells in memory: what they take, and an epoch of them."""
+
+    params = parameters(quick=[16], full=[1])
+    param_names = ("block_size",)
+
+    def setup(self, stores, block_size):
+        self.collection = open_collection(stores["CSR gzip"], obs=["plate"])
+        if not hasattr(self.collection, "load"):
+            msg = "of another commit"
+            raise NotImplementedError(msg)
+        self.collection = self.collection.load()
+        strategy = BlockShuffling(block_size=block_size)
+        self.loader = CellDataset(self.collection, strategy, BATCH_SIZE, FETCH_FACTOR, seed=0)
+
+    def track_loaded_bytes(self, *_):
+        return self.collection.loaded_bytes / N_CELLS
+
+    track_loaded_bytes.unit = "bytes per cell"
+
+
 class Parallelism(_Epoch):
     """Threads and worker processes; memory is that of the training process."""
 

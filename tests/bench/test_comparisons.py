@@ -122,6 +122,7 @@ SMALL = {
     "chunk_codecs": [*PLATES, "--chunks=1024", "--least=1", "--only=delta"],
     "cores": [*PLATES, "--threads=1", "--fetch=2"],
     "gpu": [],  # test_gpu.py
+    "loaded": [*PLATES, "--seconds=0.1"],
     "memory_maps": [*PLATES, "--cache=warm", "--seconds=0.1"],
     "parquet": ["--rounds=1", "--files=1", "--blocks=1024"],
     "postgres": [],  # needs a server

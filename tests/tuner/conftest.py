@@ -308,7 +308,9 @@ BOTTLENECK = Bottleneck(
     measured_seconds_per_cell=113e-6, accounted=0.9, n_rounds=8, stored_bytes=6_000.0,
     decoded_bytes=30_000.0, useful_bytes=18_000.0,
 )  # fmt: skip
-ADVICE = StorageAdvice(block_size=1024, least_speedup=2.58, epochs_until_paid=3)
+ADVICE = StorageAdvice(
+    action="preshuffle", block_size=1024, least_speedup=2.58, epochs_until_paid=3
+)
 
 
 OF_RANGES = replace(

@@ -183,7 +183,23 @@ def bound(*, decompression=70.0, others=10.0, amplified=1.0):
 
 
 def advice_on(found, store=STORE):
-    return storage_advice(found, store, 1024)
+    return storage_advice(found, store, SETTINGS, 1024, n_cells=1_000_000)
+
+
+def test_loading_is_advised_first_if_there_is_memory_and_it_pays():
+    store = replace(STORE, loaded_seconds=8e-6, loaded_bytes=9_000.0, available_bytes=9_040_000_000)
+    others = advice_on(bound())
+    assert others
+    first, *also = advice_on(bound(), store=store)
+    assert tuple(also) == others
+    assert first.sentence == (
+        "Loaded cells (9.0 GB of 9.0 GB of available memory) would be at least 10.0x as fast: "
+        "`collection.load()`"
+    )
+    assert advice_on(bound(), store=replace(store, available_bytes=8_999_999_999)) == others
+    assert advice_on(bound(), store=replace(store, loaded_seconds=70e-6)) == others
+    unknown = replace(bound(), decoded_bytes=0.0, useful_bytes=0.0)
+    assert [each.action for each in advice_on(unknown, store=store)] == ["load"]
 
 
 def with_stages(found, **stages):
@@ -301,6 +317,7 @@ def explained(process, measured, *, step_seconds=None, seconds=600.0):
         batch_size=BATCH_SIZE,
         cells_per_second=10_000.0,
         step_seconds=step_seconds,
+        n_cells=N_CELLS,
         block_sizes=(1, 16, 65_536),
         seconds=seconds,
         seed=0,
@@ -339,10 +356,15 @@ def test_a_choice_is_explained_by_a_sample_read_with_all_its_settings(
     assert found.measured_seconds_per_cell == pytest.approx(1e-4)
     assert (found.kind, found.model.num_workers) == ("decompressing", 0)
     assert [type(each) for each in sampled] == [StoreSample]
-    assert [each.block_size for each in advice] == [16]  # the largest that fits into a fetch
-    ((arguments, options),) = made
+    assert [each.block_size for each in advice if each.action == "preshuffle"] == [16]
+    (arguments, options), (of_loaded, as_before) = made
     assert arguments[1].align == "chunks"
     assert options["read_options"].num_threads == 1
+    assert of_loaded[0].loaded_bytes > 0
+    assert as_before == options
+    assert sampled[0].loaded_seconds > 0
+    n_values = collection.mean_row_lengths["X"]
+    assert sampled[0].loaded_bytes == pytest.approx(3 * n_values + 8, rel=0.5)
     slow, advice = explained(Here(), measured, step_seconds=10.0, seconds=0.0)
     assert slow is not None
     assert (slow.kind, advice) == ("training", ())

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -11,8 +12,16 @@ import torch
 from numcodecs import blosc
 from numpy.typing import NDArray
 
-from cellfeed import CellDataset, Collection, Minibatch, ReadOptions
-from cellfeed.machine import usable_cores
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    CellfeedError,
+    Collection,
+    Minibatch,
+    ReadOptions,
+    SamplingStrategy,
+)
+from cellfeed.machine import usable_cores, usable_memory_bytes
 from cellfeed_tuner._bottleneck import Bottleneck, StageModel, bottleneck, with_training_step
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
@@ -34,14 +43,16 @@ def explain_throughput(
     paths: Sequence[str] = (),
     waiting: Estimate | None = None,
     step_seconds: float | None,
-    block_sizes: Sequence[int],
+    n_cells: int,
+    block_sizes: Sequence[int] | None,
     seconds: float,
     seed: int,
 ) -> tuple[Bottleneck | None, tuple[StorageAdvice, ...]]:
     """Return where the time of a configuration goes, and storage advice.
 
-    A shuffled copy would be read with the largest of ``block_sizes`` that fits into a fetch. There
-    is no advice without any, or if a sample of cells is not encoded within ``seconds``.
+    A shuffled copy would be read with the largest of ``block_sizes`` that fits into a fetch; none
+    is advised without any. There is no advice if ``block_sizes`` is None, or if a sample of cells
+    is not loaded and encoded within ``seconds``.
     """
     configuration = measured.configuration
     found = bottleneck(
@@ -58,14 +69,17 @@ def explain_throughput(
     if found is None:
         return None, ()
     advice = tuple[StorageAdvice, ...]()
-    if block_sizes and seconds > 0:
+    if block_sizes is not None and seconds > 0:
         request = StoreRequest(configuration=configuration, batch_size=batch_size, seed=seed)
         cells_per_fetch = batch_size * configuration.fetch_factor
-        block_size = max((size for size in block_sizes if size <= cells_per_fetch), default=1)
+        fitting = [size for size in block_sizes if size <= cells_per_fetch]
+        block_size = max(fitting, default=1) if block_sizes else None
         outcome = process.run(request, limit_seconds=seconds)
         for sample in outcome.events:
             if isinstance(sample, StoreSample):
-                advice = storage_advice(found, sample, block_size, paths)
+                advice = storage_advice(
+                    found, sample, configuration, block_size, n_cells=n_cells, paths=paths
+                )
     if step_seconds is not None:
         share = None if waiting is None else waiting.value
         found = with_training_step(found, step_seconds / batch_size, share)
@@ -84,17 +98,42 @@ class StoreRequest(Request):
         """Report the `StoreSample` of one fetch."""
         selected, configuration = Selected.of(subject), self.configuration
         others: dict[str, Any] = configuration.others
-        dataset = CellDataset(
-            selected.collection,
-            selected.blocks(configuration.block_size, others.pop("align", None)),
-            self.batch_size,
-            configuration.fetch_factor,
-            seed=self.seed,
-            read_options=ReadOptions(num_threads=others.pop("num_threads", None)),
-            **others,
-        )
+        blocks = selected.blocks(configuration.block_size, others.pop("align", None))
+        options = ReadOptions(num_threads=others.pop("num_threads", None))
+
+        def dataset_of(collection: Collection, strategy: SamplingStrategy) -> CellDataset:
+            return CellDataset(
+                collection,
+                strategy,
+                self.batch_size,
+                configuration.fetch_factor,
+                seed=self.seed,
+                read_options=options,
+                **others,
+            )
+
+        collection = selected.collection
+        dataset = dataset_of(collection, blocks)
         minibatches = list(islice(dataset, configuration.fetch_factor))
-        report(sample_store(minibatches, selected.collection.n_vars))
+        sample = sample_store(minibatches, collection.n_vars)
+        rows = np.unique(np.concatenate([each.rows.numpy() for each in minibatches]))
+        # Without memory that is left, or that processes can share, there is no advice to load.
+        with suppress(CellfeedError):
+            if not collection.loaded_bytes:
+                loaded, seconds = collection.load(rows), list[float]()
+                dataset = dataset_of(loaded, BlockShuffling(configuration.block_size, indices=rows))
+                for _ in range(1 + _REPEATS):  # the first takes new memory
+                    start = time.perf_counter()
+                    for _minibatch in dataset:
+                        pass
+                    seconds.append(time.perf_counter() - start)
+                sample = replace(
+                    sample,
+                    loaded_seconds=min(seconds[1:]) / rows.size,
+                    loaded_bytes=loaded.loaded_bytes / rows.size,
+                    available_bytes=usable_memory_bytes(),
+                )
+        report(sample)
 
 
 def sample_store(minibatches: Sequence[Minibatch], n_vars: int) -> StoreSample:

@@ -501,7 +501,7 @@ class Run:
         self._n_cells_compared = found.n_cells
 
     def _explain(self) -> None:
-        """Find the bottleneck and, for shuffled blocks, whether other storage would be faster."""
+        """Find the bottleneck and, for shuffled blocks, whether loading or a copy is faster."""
         request, recommended, selected = self.request, self._recommended, self.request.selected
         # Other loaders, and several ranks, have no counters.
         if recommended is None or selected is None or request.ranks.n_local > 1:
@@ -511,8 +511,9 @@ class Run:
             return
         self.on_progress("explain", 0, 1)
         # How other strategies, or servers, would read another layout is not known.
+        may_advise = not (selected.strategy or self._found_cache == "remote" or self._lost)
         is_shuffled = self._order is not None and self._order.already_shuffled
-        may_advise = not (selected.strategy or self._found_cache == "remote" or is_shuffled)
+        block_sizes = () if is_shuffled else request.space.block_sizes
         self._bottleneck, self._storage_advice = explain_throughput(
             self.process,
             self._search.measurements[recommended.configuration],
@@ -521,7 +522,8 @@ class Run:
             paths=request.dataset.paths,
             waiting=None if recommended.waiting is None else recommended.waiting.share,
             step_seconds=request.constraints.step_seconds,
-            block_sizes=request.space.block_sizes if may_advise and not self._lost else (),
+            n_cells=request.dataset.n_cells,
+            block_sizes=block_sizes if may_advise else None,
             seconds=seconds,
             seed=request.seed,
         )

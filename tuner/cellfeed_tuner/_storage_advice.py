@@ -1,8 +1,8 @@
-"""What a shuffled copy of the files would give.
+"""What loading the cells, or a shuffled copy of the files, would give.
 
-The estimate applies the `StageModel` to the changed stages and subtracts the difference from the
-measured time. It is a lower bound: changed stages count with the low end of their interval, and all
-others with the high end.
+The estimate for a copy applies the `StageModel` to the changed stages and subtracts the difference
+from the measured time. It is a lower bound: changed stages count with the low end of their
+interval, and all others with the high end.
 """
 
 import shlex
@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 from pathlib import Path
+from typing import Literal
 
 from cellfeed_tuner._bottleneck import Bottleneck, StageName
+from cellfeed_tuner._configuration import Configuration
 
 # Smallest speedup from other storage that is worth mentioning. Chosen.
 LEAST_SPEEDUP = 1.2
@@ -59,73 +61,120 @@ def folder_of(paths: Sequence[str]) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSample:
-    """What a cell takes in a shuffled copy: seconds of one thread, and stored bytes."""
+    """What a cell takes in a shuffled copy: seconds of one thread, and stored bytes.
+
+    ``loaded_seconds`` and ``loaded_bytes`` are what it takes once it is loaded, per epoch and in
+    memory; None if the cells are loaded already, or cannot be.
+    """
 
     encode_seconds: float
     decode_seconds: float
     stored_bytes: float
+    loaded_seconds: float | None = None
+    loaded_bytes: float | None = None
+    available_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageAdvice:
-    """A shuffled copy of the files, and how much faster it would be.
+    """Cells in memory or a shuffled copy of the files, and how much faster it would be.
 
-    It is estimated from a sample of the cells, compressed and decompressed as in the copy.
+    It is estimated from a sample of the cells: loaded and read again, or compressed and
+    decompressed as in the copy.
 
     Parameters
     ----------
+    action
+        "load": all cells in memory, decoded. "preshuffle": a shuffled copy, read in large blocks.
     block_size
         Block size to read it with.
     least_speedup
         Lower bound of its throughput, divided by the measured one.
     epochs_until_paid
-        Upper bound of the number of epochs after which the conversion has saved the time it took.
+        Upper bound of the number of epochs after which the conversion has saved the time it took;
+        None where nothing is converted.
     command
-        The command that writes it; empty if the files have no paths.
+        The command that writes it, or what to call; empty if the files have no paths.
+    loaded_bytes, available_bytes
+        Memory that loaded cells take, and that is available; 0 for a copy.
     """
 
+    action: Literal["load", "preshuffle"]
     block_size: int
     least_speedup: float
-    epochs_until_paid: int | None
+    epochs_until_paid: int | None = None
     command: str = ""
+    loaded_bytes: int = 0
+    available_bytes: int = 0
 
     @property
     def sentence(self) -> str:
         """The advice in one sentence."""
-        said = (
-            f"A shuffled copy, read in blocks of {self.block_size:,}, would be at least "
-            f"{floor(10 * self.least_speedup) / 10:.1f}x as fast"
-        )
+        what = f"A shuffled copy, read in blocks of {self.block_size:,},"
+        if self.action == "load":
+            needed, available = self.loaded_bytes / 1e9, self.available_bytes / 1e9
+            what = f"Loaded cells ({needed:,.1f} GB of {available:,.1f} GB of available memory)"
+        said = f"{what} would be at least {floor(10 * self.least_speedup) / 10:.1f}x as fast"
         if (n := self.epochs_until_paid) is not None:
             said += f" and worth writing for {'1 epoch' if n == 1 else f'{n:,} epochs'} or more"
         return f"{said}: `{self.command}`" if self.command else f"{said}."
 
 
 def storage_advice(
-    found: Bottleneck, store: StoreSample, block_size: int, paths: Sequence[str] = ()
+    found: Bottleneck,
+    store: StoreSample,
+    configuration: Configuration,
+    block_size: int | None,
+    *,
+    n_cells: int,
+    paths: Sequence[str] = (),
 ) -> tuple[StorageAdvice, ...]:
-    """Return whether the files at ``paths`` are worth converting; empty if they are not.
+    """Return whether the cells are worth loading, and the files worth converting.
 
     Parameters
     ----------
     found
-        Where the time goes now.
+        Where the time of ``configuration`` goes now.
     store
-        What a cell takes in the copy.
+        What a cell takes in memory, and in the copy.
     block_size
-        Block size to read the copy with.
+        Block size to read the copy with; None if the files are one.
+    n_cells
+        Number of cells.
     paths
         The files.
     """
-    if found.read_amplification is None:
-        return ()  # the stages of the format's own library are unknown
+    advice = [_load(found, store, configuration, n_cells)]
+    # The stages of a format's own library are unknown.
+    if block_size is not None and found.read_amplification is not None:
+        advice.append(_preshuffle(found, store, block_size, paths))
+    return tuple(each for each in advice if each and each.least_speedup >= LEAST_SPEEDUP)
+
+
+def _load(
+    found: Bottleneck, store: StoreSample, configuration: Configuration, n_cells: int
+) -> StorageAdvice | None:
+    needed = n_cells * (store.loaded_bytes or 0.0)
+    if not store.loaded_seconds or needed > store.available_bytes:
+        return None
+    return StorageAdvice(
+        action="load",
+        block_size=configuration.block_size,
+        least_speedup=found.measured_seconds_per_cell / store.loaded_seconds,
+        command="collection.load()",
+        loaded_bytes=ceil(needed),
+        available_bytes=store.available_bytes,
+    )
+
+
+def _preshuffle(
+    found: Bottleneck, store: StoreSample, block_size: int, paths: Sequence[str]
+) -> StorageAdvice:
     then = 1 + (CELLS_PER_STORE_CHUNK - 1) / block_size  # cells decompressed per cell used
     smaller = then * store.stored_bytes / max(found.stored_bytes, 1.0)
     least_speedup = _least_speedup(
         found, {"reading": smaller}, {"decompressing": then * store.decode_seconds}
     )
-    if least_speedup < LEAST_SPEEDUP:
-        return ()
     now, command = found.measured_seconds_per_cell, ""
     if paths:
         files = " ".join(map(shlex.quote, folder_of(paths)))
@@ -136,10 +185,13 @@ def storage_advice(
         epoch_seconds=now,
         epoch_seconds_then=now / least_speedup,
     )
-    advice = StorageAdvice(
-        block_size=block_size, least_speedup=least_speedup, epochs_until_paid=paid, command=command
+    return StorageAdvice(
+        action="preshuffle",
+        block_size=block_size,
+        least_speedup=least_speedup,
+        epochs_until_paid=paid,
+        command=command,
     )
-    return (advice,)
 
 
 def _least_speedup(

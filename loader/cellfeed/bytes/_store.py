@@ -39,8 +39,13 @@ class ByteStore(ABC):
 
     Derive from it to decode chunks whose bytes are not in local files. Override either `handles`,
     for files that compiled threads read themselves, or `read_ranges`, which returns bytes in
-    memory, from which chunks are decoded without a copy.
+    memory, from which chunks are decoded without a copy. Neither is needed with `memory`.
     """
+
+    @property
+    def memory(self) -> NDArray[np.uint8] | None:
+        """The bytes of the only file, if they are in memory before they are read; else None."""
+        return None
 
     @abstractmethod
     def location_of(self, file: int) -> Location:

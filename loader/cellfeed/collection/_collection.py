@@ -6,6 +6,7 @@ import reprlib
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,10 +19,11 @@ from numpy.typing import NDArray
 from cellfeed._errors import FormatError, ParameterError
 from cellfeed._lazy import pd
 from cellfeed._runs import Runs, expand
-from cellfeed.bytes import Location
+from cellfeed.bytes import Location, digest_of, digest_of_array
 from cellfeed.bytes._remote import outside_lock
 from cellfeed.collection._join_elements import Genes, join_elements, join_tables
 from cellfeed.collection._join_obs import JoinObs, OpenedObs, names_of_obs, read_obs
+from cellfeed.collection._loaded import Loaded, load_once, load_rows
 from cellfeed.collection._query import Query, rows_where
 from cellfeed.decode import ChunkedArray, SlowRead
 from cellfeed.fetch import Part, Reader, load_tables
@@ -120,6 +122,7 @@ class _Described(NamedTuple):
 
 
 _SAMPLED_ROWS = 10_000
+_SAMPLED_TO_LOAD = 512
 _ROWS_READ = 200  # where lengths are not known before rows are read
 
 
@@ -145,6 +148,8 @@ class Collection:
     ParameterError
         ``sources`` are none.
     """
+
+    _loaded: Loaded | None = None
 
     def __init__(
         self,
@@ -191,6 +196,8 @@ class Collection:
         if slow:
             names = [self._name_in_files(name, sources) for name, sources in slow.items()]
             parts.append(f"read slowly: {', '.join(names)}")
+        if self.loaded_bytes:
+            parts.append(f"loaded: {self.loaded_bytes / 1e6:,.0f} MB")
         return f"Collection({', '.join(parts)})"
 
     def _name_in_files(self, name: str, sources: Sequence[Source]) -> str:
@@ -233,15 +240,75 @@ class Collection:
                 f"with `open_collection(..., elements=[..., {name!r}])`"
             )
             raise ParameterError(msg)
-        selected = object.__new__(Collection)
-        of_all = ("mean_row_lengths", "_known_row_lengths")  # which are computed again
-        vars(selected).update(
-            {key: value for key, value in vars(self).items() if key not in of_all}
-        )
-        vars(selected).update(
+        return self._changed(
             _elements={name: self._elements[name]}, _stored={name: self._stored[name]}
         )
-        return selected
+
+    def _changed(self, **changes: Any) -> Collection:
+        changed = object.__new__(Collection)
+        computed_again = dict.fromkeys(("mean_row_lengths", "_known_row_lengths"))
+        kept = {key: value for key, value in vars(self).items() if key not in computed_again}
+        vars(changed).update(kept | changes)
+        return changed
+
+    def load(self, rows: NDArray[np.integer] | Sequence[int] | slice | None = None) -> Collection:
+        """Return the same cells, decoded in memory, from which minibatches are gathered.
+
+        All elements that were opened are read once, as in an epoch, and kept in the narrowest
+        dtypes that hold them exactly: column indices as uint16 (int32 above 65,536 columns), values
+        as uint8 or uint16 if all of them are such integers, else in the `dtype` of the element.
+        Minibatches are the same bit for bit, in the same order and dtypes, and a state that was
+        saved with one collection resumes with the other. Names of cells are still read from the
+        sources.
+
+        Worker processes share the memory, whether they are forked or spawned, and so do the ranks
+        of a machine if torch.distributed is initialised: the first rank to call this loads the
+        cells, and those that give the same rows wait and share its memory. No file names this
+        memory; the system frees it with the last process that uses it, however that ends.
+
+        Parameters
+        ----------
+        rows
+            The rows to load, such as those of a training set; all if None. Other rows are read from
+            their sources, as before.
+
+        Raises
+        ------
+        ParameterError
+            The cells do not fit in the memory that this process may take, which is estimated from
+            512 of them before the others are read; or the system is not Linux.
+        FormatError
+            A file is truncated or damaged.
+        DeliveryError
+            The rank that loads the cells for this machine has failed.
+
+        Examples
+        --------
+        >>> import anndata, numpy as np
+        >>> from cellfeed import open_collection
+        >>> collection = open_collection(anndata.AnnData(np.eye(3, dtype=np.float32))).load()
+        >>> collection.loaded_bytes
+        9
+        """
+        wanted = np.unique(row_numbers(slice(None) if rows is None else rows, len(self)))
+        parts = [str((each.location, each.version(), each.selection())) for each in self._sources]
+        parts += [repr((each, *each.column_names)) for each in self._elements.values()]
+
+        def load() -> Loaded:
+            sample = np.linspace(0, wanted.size - 1, min(wanted.size, _SAMPLED_TO_LOAD))
+            return load_rows(self, len(self), wanted, self[wanted[sample.astype(np.int64)]])
+
+        return self._changed(_loaded=load_once(digest_of(*parts, digest_of_array(wanted)), load))
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Memory that loaded cells take, in bytes; 0 if none are loaded."""
+        return 0 if self._loaded is None else self._loaded.n_bytes
+
+    @property
+    def _is_loaded(self) -> bool:
+        """Whether all cells are loaded."""
+        return self._loaded is not None and self._loaded.rows.size == len(self)
 
     @property
     def _first(self) -> Element:
@@ -409,18 +476,18 @@ class Collection:
 
     @property
     def is_remote(self) -> bool:
-        """Whether any source is on a server or in an object store."""
-        return any(location.is_remote for location in self.locations)
+        """Whether cells are read from a server or an object store."""
+        return not self._is_loaded and any(each.is_remote for each in self.locations)
 
     @property
     def uncached(self) -> bool:
         """Whether pages of files are dropped from the page cache after each fetch."""
-        return any(location.options.uncached for location in self.locations)
+        return not self._is_loaded and any(each.options.uncached for each in self.locations)
 
     @property
     def can_be_forked(self) -> bool:
         """Whether a process that has read from the collection may fork worker processes."""
-        return not self.is_remote and all(source.can_be_forked for source in self._sources)
+        return all(each.can_be_forked and not each.location.is_remote for each in self._sources)
 
     @property
     def codecs(self) -> tuple[str, ...]:
@@ -509,7 +576,7 @@ class Collection:
         UserWarning
             The line of `slow_reading`, if there is one.
         """
-        line = None if self._has_warned else self.slow_reading(dtype)
+        line = None if self._has_warned or self._is_loaded else self.slow_reading(dtype)
         if line is not None:
             self._has_warned = True
             warnings.warn(line, UserWarning, stacklevel=3)
@@ -625,6 +692,26 @@ class Collection:
         rows
             Distinct rows, ascending, int64, shape (n,).
         """
+        if self._loaded is None:
+            return self._parts_of_sources(rows)
+        places, are_loaded = self._loaded.find(rows)
+        loaded, others = np.flatnonzero(are_loaded), np.flatnonzero(~are_loaded)
+        parts = {
+            name: [replace(each, positions=others[each.positions]) for each in some]
+            for name, some in self._parts_of_sources(rows[others]).items()
+        }
+        for name, some in parts.items() if loaded.size else ():
+            part = Part(
+                source=self._sources[0],
+                stored=self._loaded.elements[name],
+                rows=places[loaded],
+                positions=loaded,
+                column_map=None,
+            )
+            some.append(part)
+        return parts
+
+    def _parts_of_sources(self, rows: NDArray[np.int64]) -> dict[str, list[Part]]:
         parts = {name: list[Part]() for name in self._elements}
         bounds = np.searchsorted(rows, self._starts)
         for k in np.flatnonzero(np.diff(bounds)).tolist():
@@ -655,6 +742,8 @@ class Collection:
 
         Processes that are forked later share them.
         """
+        if self._is_loaded:
+            return
         stored = [(each, own) for each in self._sources for own in each.elements.values()]
         load_tables([each for each in stored if each[1].shape[0]], are_remote=self.is_remote)
 

@@ -161,7 +161,8 @@ def begin_requests(chunks: NDArray[np.int64], stores: Sequence[ByteStore]) -> li
 
 def are_requested(chunks: NDArray[np.int64]) -> bool:
     """Whether a store reads any of these chunks into memory."""
-    return bool((chunks[:, fields.FLAGS] & fields.IN_MEMORY).any())
+    flags = chunks[:, fields.FLAGS] & (fields.IN_MEMORY | fields.AT_HAND)
+    return bool((flags == fields.IN_MEMORY).any())
 
 
 def requested_bytes(chunks: NDArray[np.int64]) -> int:
@@ -172,8 +173,8 @@ def requested_bytes(chunks: NDArray[np.int64]) -> int:
 def _are_requested(chunks: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which chunks have bytes that a store reads into memory."""
     flags = chunks[:, fields.FLAGS]
-    in_memory, absent = flags & fields.IN_MEMORY, flags & (fields.ABSENT | fields.LOST)
-    are_requested: NDArray[np.bool_] = (in_memory != 0) & (absent == 0)
+    others = fields.AT_HAND | fields.ABSENT | fields.LOST
+    are_requested: NDArray[np.bool_] = flags & (fields.IN_MEMORY | others) == fields.IN_MEMORY
     return are_requested
 
 

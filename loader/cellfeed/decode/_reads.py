@@ -80,11 +80,13 @@ def chunk_table(
         Flags of each chunk; see `Located`.
     """
     table = np.zeros((len(offsets), fields.N_CHUNK_COLUMNS), np.int64)
-    handles, in_memory = store.handles(files), 0
+    handles, in_memory, address = store.handles(files), 0, 0
     if handles is None:  # the store reads bytes into memory before they are decoded
-        handles, in_memory = (files, None), fields.IN_MEMORY
+        handles, in_memory = (files, store.memory), fields.IN_MEMORY
+    if store.memory is not None:
+        in_memory, address = fields.IN_MEMORY | fields.AT_HAND, store.memory.ctypes.data
     table[:, fields.FD], keep_alive = handles
-    table[:, fields.OFFSET] = offsets
+    table[:, fields.OFFSET] = offsets + address
     table[:, fields.SIZE] = sizes
     table[:, fields.FLAGS] = flags | in_memory
     table[:, fields.FIRST_SEGMENT] = firsts

@@ -156,6 +156,8 @@ class Reader:
         How often chunks are checked; see `Decoder`.
     counters
         Counters of work and time.
+    sum_duplicates
+        Whether sparse elements of a row with the same column are summed.
     """
 
     def __init__(
@@ -168,8 +170,9 @@ class Reader:
         transforms: Transforms | None = None,
         verify: Verify = "first",
         counters: Counters | None = None,
+        sum_duplicates: bool = True,
     ) -> None:
-        self._collection = collection
+        self._collection, self._sum_duplicates = collection, sum_duplicates
         self._dtypes = dtypes_of(collection.elements, dtype)
         self._counters = Counters() if counters is None else counters
         self._transforms = dict[str, ElementTransforms]()
@@ -499,7 +502,8 @@ class Reader:
             for name, of_element in groups.items():
                 # Memory is popped, so that only the minibatch refers to it.
                 group, buffer = of_element[k], memory[name].pop()
-                if group.layout == "csr" and distinct and not distinct[name][k]:
+                is_distinct = not distinct or distinct[name][k]
+                if group.layout == "csr" and self._sum_duplicates and not is_distinct:
                     summed = group.over(buffer, distinct=False)
                     if name in self._transforms:
                         self._transforms[name].stored.apply([summed.located()])

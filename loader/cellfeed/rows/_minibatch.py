@@ -250,11 +250,11 @@ def _fields(name: str, rows: Any) -> Iterator[tuple[str, Any]]:
         yield name, rows
     elif isinstance(rows, RaggedRows) and rows.dtype.names is not None:
         for field in rows.dtype.names:
-            values = np.ascontiguousarray(rows.values[field])
+            values = rows.values[field].copy()  # one value would keep its stride
             yield f"{name}/{field}", RaggedRows(rows.offsets, values)
     elif isinstance(rows, np.ndarray) and rows.dtype.names is not None:
         for field in rows.dtype.names:
-            yield f"{name}/{field}", np.ascontiguousarray(rows[field])
+            yield f"{name}/{field}", rows[field].copy()
     else:
         yield name, rows
 

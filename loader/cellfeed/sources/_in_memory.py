@@ -31,6 +31,11 @@ class _Memory(ByteStore):
     def __init__(self, location: Location, values: NDArray[Any]) -> None:
         self._location, self._values = location, values
 
+    @property
+    def memory(self) -> NDArray[np.uint8]:
+        """The bytes of the array."""
+        return self._values.reshape(-1).view(np.uint8)
+
     def location_of(self, file: int) -> Location:  # noqa: ARG002 - there is one
         """Return the location for messages."""
         return self._location
@@ -39,16 +44,12 @@ class _Memory(ByteStore):
         """Return the size of the array in bytes."""
         return np.full(len(files), self._values.nbytes, np.int64)
 
-    def read_ranges(
-        self,
-        files: NDArray[np.int64],  # noqa: ARG002 - there is one
-        offsets: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-    ) -> list[NDArray[np.uint8]]:
-        """Return views of the array."""
-        content = self._values.reshape(-1).view(np.uint8)
-        ranges = zip(offsets.tolist(), (offsets + sizes).tolist(), strict=True)
-        return [content[first:stop] for first, stop in ranges]
+
+def array_in_memory(location: Location, name: str, values: NDArray[Any]) -> ChunkedArray:
+    """Return an array of native dtype, in C order, as chunks that are copied from its memory."""
+    size = math.prod(values.shape)
+    pieces = Pieces(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([size]), values.itemsize)
+    return pieced_array(name, pieces, values.dtype, _Memory(location, values))
 
 
 # Matrices in memory.
@@ -92,7 +93,7 @@ class MatrixInMemory(StoredElement):
         self._chunks: CsrChunks | DenseChunks | None = None
         is_plain = all(each.flags.c_contiguous and each.dtype.isnative for each in self._arrays)
         if is_plain and can_cast(matrix.dtype, self.dtype):
-            arrays = [_array(location, name, each) for each in self._arrays]
+            arrays = [array_in_memory(location, name, each) for each in self._arrays]
             if self._is_sparse:
                 indptr = np.asarray(matrix.indptr, np.int64)
                 self._chunks = CsrChunks(indptr, arrays[0], arrays[1], self.shape[1])
@@ -127,13 +128,6 @@ class MatrixInMemory(StoredElement):
             return CsrRows(rows.indptr, rows.indices, rows.data, self.shape[1])
         dense: NDArray[Any] = rows.astype(self.dtype, copy=False)
         return dense
-
-
-def _array(location: Location, name: str, values: NDArray[Any]) -> ChunkedArray:
-    """Return an array of native dtype, in C order, as chunks that are copied from its memory."""
-    size = math.prod(values.shape)
-    pieces = Pieces(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([size]), values.itemsize)
-    return pieced_array(name, pieces, values.dtype, _Memory(location, values))
 
 
 # AnnData objects: in memory, or backed by a file.
