@@ -68,6 +68,19 @@ def run(core, *arguments):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.process
+def test_tests_of_the_core_pass_without_extensions(core):
+    """Those that read little; `make test-core` has all of them."""
+    marks = "not (slow or process or server or docs)"
+    options = ("-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=quick", "-m", marks)
+    tests = [
+        f"tests/loader/{name}" for name in ("collection", "fetch", "rows", "sampling", "testing")
+    ]
+    ran = run(core, "-m", "pytest", *options, *tests)
+    assert ran.returncode == 0, ran.stdout[-5000:]
+
+
 USE = """
 import cellfeed
 from cellfeed import open_collection

@@ -206,6 +206,7 @@ class TestWhere:
         assert open_collection([plain, nullable]).where("not n == 1").tolist() == [1, 5]
 
     def test_missing_values_of_parquet_are_those_that_pandas_wrote(self, tmp_path):
+        pytest.importorskip("cellfeed.storages.parquet")
         pytest.importorskip("pyarrow")
         table = pd.DataFrame(
             {
