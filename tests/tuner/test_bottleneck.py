@@ -362,6 +362,7 @@ def test_a_choice_is_explained_by_a_sample_read_with_all_its_settings(
     assert options["read_options"].num_threads == 1
     assert of_loaded[0].loaded_bytes > 0
     assert as_before == options
+    assert sampled[0].loaded_seconds is not None
     assert sampled[0].loaded_seconds > 0
     n_values = collection.mean_row_lengths["X"]
     assert sampled[0].loaded_bytes == pytest.approx(3 * n_values + 8, rel=0.5)

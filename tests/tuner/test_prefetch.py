@@ -1,5 +1,7 @@
 """How many fetches to read ahead of a server, held against links of which the truth is known."""
 
+from typing import Any
+
 import pytest
 from tests.tuner.reports import printed, said_of
 from tests.tuner.simulated import (
@@ -41,7 +43,7 @@ class FarServer(Machine):
         self.n_requests.append(request.n_requests)
         number = len(self.asked)
         self.now += (found := self.seconds(each) * (1 + 0.002 * (number % 3))) * 9
-        memory = 100 + 1000 * int(each["prefetch"])  # type: ignore[call-overload]
+        memory = 100 + 1000 * int(float(each["prefetch"]))  # type: ignore[arg-type]
         findings = [Findings(n_requests=40 + number)]
         return timed(9 * [found], n_new=1, memory=memory, findings=findings)
 
@@ -49,8 +51,8 @@ class FarServer(Machine):
 def search(server: FarServer, *, budget: float = 200.0, memory: int = 10**9) -> Found:
     grid = [CHOSEN.changed(prefetch=depth) for depth in PREFETCHES]
     mixed = {each.plan_settings: {"plate": entropy_of(1.0, 1.0)} for each in grid}
-    options = {"memory": memory, "budget": budget, "row_bytes": 1e-6, "cache": "remote"}
-    return searched(server, grid, mixed, **options)
+    options: dict[str, Any] = {"memory": memory, "budget": budget, "row_bytes": 1e-6}
+    return searched(server, grid, mixed, cache="remote", **options)
 
 
 @pytest.mark.parametrize(

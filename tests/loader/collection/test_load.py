@@ -9,6 +9,7 @@ import sys
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -94,7 +95,9 @@ def test_minibatches_and_states_are_those_of_files(files, join, data):
     )
     elements = data.draw(st.lists(st.sampled_from([*COLUMNS]), min_size=1, unique=True))
     has_genes = "raw/X" not in elements and elements[0] in ("X", "layers/counts")
-    genes = {"genes": ["gene3", "gene0", "gene5"]} if join == "genes" and has_genes else {}
+    genes: dict[str, Any] = (
+        {"genes": ["gene3", "gene0", "gene5"]} if join == "genes" and has_genes else {}
+    )
     collection = open_collection(
         [each.path for each in some],
         elements=elements,
@@ -136,7 +139,7 @@ def adata_of(values):
     return ad.AnnData(sp.csr_matrix(np.asarray(values)))
 
 
-CASES = {
+CASES: dict[str, Any] = {
     "uint8": np.array([[1, 0, 255]], np.float32),
     "uint16": np.array([[1, 65535]], np.int64),
     "int64": np.array([[1, 65536]], np.int64),

@@ -204,7 +204,8 @@ def test_copies_deliver_the_same(plates, copy_):
 
 
 def test_seeds_are_drawn_anew_if_none_is_given(table):
-    uses = (list, CellDataset.peek, CellDataset.state_dict, lambda each: each.plan(epoch=0))
+    uses: list[Any] = [list, CellDataset.peek, CellDataset.state_dict]
+    uses.append(lambda each: each.plan(epoch=0))
     datasets = [CellDataset(table, BlockShuffling(4), 8) for _ in uses]
     assert {each.seed for each in datasets} == {None}  # not fixed by looking at it
     for use, each in zip(uses, datasets, strict=True):

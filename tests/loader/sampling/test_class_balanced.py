@@ -166,7 +166,8 @@ class TestObsColumn:
 
     def test_of_several_each_combination_is_a_class(self, plates):
         collection = open_collection(plates, obs=["plate", "cell_type"])
-        columns = [collection.obs[name].codes for name in ("plate", "cell_type")]
+        obs: Any = collection.obs
+        columns = [obs[name].codes for name in ("plate", "cell_type")]
         strategy = ClassBalancedSampling(("plate", "cell_type"), 1, total_size=600)
         counts = counts_of(strategy.bound_to(collection), 63)
         per_class = pd.Series(counts).groupby(columns).sum()

@@ -407,6 +407,6 @@ def test_pages_that_fit_in_memory_are_decompressed_twice_at_most(tmp_path, retai
             for minibatch in dataset:
                 assert np.array_equal(minibatch.X.to_dense().numpy(), counts[minibatch.rows])
         n_opened = Lists.open.call_count  # type: ignore[attr-defined]
-        n_retained = sum(len(each.elements["X"].retained) for each in sources)  # type: ignore[attr-defined]
+        n_retained = sum(len(each.elements["X"].retained) for each in sources)  # type: ignore[attr-defined,misc]
     assert (n_opened <= 2 * 2 * 8) == (retained_bytes == 1 << 30)
     assert n_retained == 8 if retained_bytes == 1 << 30 else n_retained < 8

@@ -288,7 +288,8 @@ def order_of_rows_and_genes(adata, load, folder, server):
     datasets.Dataset.from_dict(columns).save_to_disk(folder / "saved")
     saved = datasets.load_from_disk(folder / "saved")
     for rows, gene_ids in (([2, 0], [1, 2]), ([0, 2], [1, 2]), ([2, 0], [2, 1])):
-        yield HuggingFaceSource(saved.select(rows), gene_ids=gene_ids)
+        table = pd.DataFrame({"token": gene_ids}, index=[f"gene{each}" for each in gene_ids])
+        yield HuggingFaceSource(saved.select(rows), gene_table=table, tokens="token")
 
 
 @of_server

@@ -253,7 +253,8 @@ def test_wide_rows_are_requested_in_smaller_parts(small, postgres_server):
         element.expected_row_bytes = row_bytes
         pending: Any = element.expect(np.array([[0, 5]]))
         assert [len(each.ids) for each in pending.requests] == sizes
-        assert np.array_equal(element.read_rows(np.array([[0, 5]])), np.eye(5))
+        rows: Any = element.read_rows(np.array([[0, 5]]))
+        assert np.array_equal(rows, np.eye(5))
 
 
 @pytest.mark.parametrize(
