@@ -28,7 +28,6 @@ from cellfeed.decode import (
     place_selected,
     select_columns,
 )
-from cellfeed.fetch._library_rows import LibraryRows, dense_as_csr, read_in_threads
 from cellfeed.fetch._parts import Part
 from cellfeed.rows import (
     Chunks,
@@ -42,7 +41,7 @@ from cellfeed.rows import (
     SparseChunks,
     lay_out,
 )
-from cellfeed.sources._source import DirectCsr, FoundCsr
+from cellfeed.sources._source import FoundCsr
 
 _MOST_SELECTED = 1 << 27  # elements at once: a list of them takes 1 GiB if all are selected
 
@@ -116,12 +115,9 @@ class PartRows:
 
     def announced(self) -> list[ChunkReads]:
         """Return the chunks that the rows may need, for reading without placing."""
-        part, chunks, rows = self.part, self.chunks, self.part.rows
+        chunks, rows = self.chunks, self.part.rows
         if chunks is None:
-            if not isinstance(part.stored, DirectCsr):
-                return []
-            with part.source.reading:
-                return [part.stored.stored_rows(rows)]
+            return []
         if not isinstance(chunks, SparseChunks):
             return [chunks.reads(rows, np.zeros(rows.size, np.int64), chunks.dtype)]
         assert self.extents is not None  # noqa: S101 - of sparse chunks
@@ -158,12 +154,7 @@ class PartRows:
             with part.source.reading:
                 found = stored.find_rows(part.runs)
             return replace(self, lengths=found.lengths, in_memory=found)
-        if stored.layout == "dense":
-            rows = dense_as_csr(part, decoder)
-        elif isinstance(stored, DirectCsr):
-            rows = read_in_threads(part, stored, decoder)
-        else:
-            rows = part.read_rows()
+        rows = _dense_as_csr(part, decoder) if stored.layout == "dense" else part.read_rows()
         if part.columns is not None:
             rows = _with_columns(part, rows, part.columns, n_columns)
         return replace(self, lengths=np.diff(rows.indptr).astype(np.int64), in_memory=rows)
@@ -176,8 +167,8 @@ class PartRows:
 
     def requests(
         self, target: RowTarget, steps: ValueSteps | None
-    ) -> tuple[list[ChunkReads], list[LibraryRows], list[Placement]]:
-        """Return the reads of chunks, the rows that a library decodes in our threads, and others.
+    ) -> tuple[list[ChunkReads], list[Placement]]:
+        """Return the reads of chunks, and the rows that are placed in another way.
 
         Parameters
         ----------
@@ -188,28 +179,23 @@ class PartRows:
         """
         part, chunks, extents = self.part, self.chunks, self.extents
         if chunks is None:
-            if self.in_memory is None and isinstance(part.stored, DirectCsr):
-                return [], [LibraryRows(part, part.stored, target)], []
-            return [], [], [partial(_place, part, self.in_memory, target)]
+            return [], [partial(_place, part, self.in_memory, target)]
         if isinstance(chunks, DenseChunks):
-            return (
-                [chunks.reads(part.rows, target.destinations[0], target.dtype, part.columns)],
-                [],
-                [],
-            )
+            first = target.destinations[0]
+            return [chunks.reads(part.rows, first, target.dtype, part.columns)], []
         if not isinstance(chunks, SparseChunks):
-            return [chunks.reads(part.rows, target.destinations[0], target.dtype)], [], []
+            return [chunks.reads(part.rows, target.destinations[0], target.dtype)], []
         assert extents is not None  # noqa: S101 - of sparse chunks
         if self.selected is None:
             steps = steps if self.take_steps else None
-            return chunks.reads(extents, target, part.columns, steps), [], []
+            return chunks.reads(extents, target, part.columns, steps), []
         reads = chunks.data.reads_of_selected(
             extents.firsts,
             self.selected,
             extents.destinations(target.destinations[-1], target.dtype.itemsize),
             target.dtype,
         )
-        return [reads], [], [partial(_place_columns, self.selected, extents, target)]
+        return [reads], [partial(_place_columns, self.selected, extents, target)]
 
 
 def _place(part: Part, rows: Any, target: RowTarget, bases: NDArray[np.int64]) -> bool:
@@ -269,8 +255,6 @@ class RowLayout:
         The groups of rows that result.
     reads
         Chunks to decode.
-    library
-        Rows that a library decodes to their destinations, in our threads.
     placed
         Rows that are placed in another way.
     copies
@@ -284,7 +268,6 @@ class RowLayout:
 
     groups: Sequence[Group]
     reads: Sequence[ChunkReads]
-    library: Sequence[LibraryRows]
     placed: Sequence[Placement]
     copies: Sequence[Copies]
     is_zeroed: bool
@@ -333,7 +316,7 @@ class ElementRead:
         """Chunks that it may need, to be read and decompressed without being placed."""
         if self.row_layout is None:
             return [reads for rows in self.rows for reads in rows.announced()]
-        return [*self.row_layout.reads, *(each.announced for each in self.row_layout.library)]
+        return self.row_layout.reads
 
     @property
     def is_decoded_here(self) -> bool:
@@ -390,16 +373,15 @@ class ElementRead:
             dtype=self.dtype,
             first_number=self.first_number,
         )
-        reads, library, placed = list[ChunkReads](), list[LibraryRows](), list[Placement]()
+        reads, placed = list[ChunkReads](), list[Placement]()
         for each in rows:
             own = each.requests(target[each.part.positions], self.steps)
-            reads, library, placed = reads + own[0], library + own[1], placed + own[2]
+            reads, placed = reads + own[0], placed + own[1]
         maps = [each.part.column_map for each in rows]
         lack_columns = not all(each is None or each.covers for each in maps)
         return RowLayout(
             groups=groups,
             reads=reads,
-            library=library,
             placed=placed,
             copies=copies,
             is_zeroed=self.layout == "dense" and lack_columns,
@@ -473,3 +455,62 @@ def _selection(rows: PartRows) -> tuple[int, int]:
 @cache
 def _all_memory() -> int:
     return int(psutil.virtual_memory().total)
+
+
+# Dense rows of one source in a collection that is sparse.
+
+_BATCH_BYTES = 1 << 25  # of dense rows that a thread has at once
+
+
+def _dense_as_csr(part: Part, decoder: Decoder) -> CsrRows:
+    """Read dense rows, and return their non-zeros.
+
+    Parameters
+    ----------
+    part
+        Rows of an element of dense layout.
+    decoder
+        The decoder.
+
+    Raises
+    ------
+    FormatError
+        The storage is damaged.
+    """
+    stored = part.stored
+    n_columns, dtype = stored.shape[1], stored.dtype
+    row_bytes = n_columns * dtype.itemsize
+    step = max(1, _BATCH_BYTES // max(1, row_bytes))
+    batches = [part.rows[k : k + step] for k in range(0, part.rows.size, step)]
+    chunks = part.chunked()
+
+    def planned(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], ChunkReads | None]:
+        if not isinstance(chunks, DenseChunks) or not can_cast(chunks.dtype, dtype):
+            return rows, None
+        return rows, chunks.reads(rows, np.arange(rows.size) * row_bytes, dtype)
+
+    def read(batch: tuple[NDArray[np.int64], ChunkReads | None]) -> tuple[NDArray[Any], ...]:
+        rows, reads = batch
+        if reads is None:
+            return _nonzero(replace(part, rows=rows).read_rows())
+        dense = np.empty((rows.size, n_columns), dtype)
+        reads.run(np.array([dense.ctypes.data], np.int64), decoder.alone())
+        return _nonzero(dense)
+
+    found = list[tuple[NDArray[Any], ...]]()
+    for first in range(0, len(batches), decoder.num_threads):
+        # A source reads in one thread at a time; the chunks it describes are decoded by many.
+        some = [planned(rows) for rows in batches[first : first + decoder.num_threads]]
+        in_threads = all(reads is not None for _, reads in some)
+        found += decoder.map(read, some) if in_threads else map(read, some)
+    lengths, columns, values = (np.concatenate(each) for each in zip(*found, strict=True))
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    return CsrRows(indptr, columns, values, n_columns)
+
+
+def _nonzero(dense: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """Return the number of non-zeros of each row, their columns, and their values."""
+    is_stored = dense != 0
+    elements = np.flatnonzero(is_stored)
+    columns = elements % max(1, dense.shape[1])
+    return is_stored.sum(axis=1), columns, dense.reshape(-1)[elements]

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from cellfeed.bytes._buffers import Buffer, bind
 from cellfeed.decode import ChunkReads, Counter, Counters, Decoder, Verify, divide_reads, kernels
 from cellfeed.fetch._element_read import ElementRead, PartRows, RowLayout, Selections
-from cellfeed.fetch._library_rows import decode
 from cellfeed.fetch._parts import ElementTransforms, Part, Transforms
 from cellfeed.fetch._prefetch import ByteBudget, Pools, Stage, in_stages, prefetched
 from cellfeed.fetch._row_transform import ReplaceRows, split_steps
@@ -430,8 +429,6 @@ class Reader:
     ) -> bool:
         """Fill memory; return whether the columns of each sparse row ascend strictly."""
         ordered = reads.run(bases, self._decoder).ascending
-        library = [rows for each in layouts.values() for rows in each.library]
-        ordered &= decode(library, bases, self._decoder)
         for each in layouts.values():
             for place in each.placed:
                 with self._counters.wall_time(Counter.LIBRARY):
@@ -580,7 +577,7 @@ def _first_and_remaining(
 
 def _are_local_chunks(layouts: Mapping[str, RowLayout], reads: ChunkReads) -> bool:
     """Return whether all rows come from chunks of local files, each row once."""
-    are_others = any(each.placed or each.library for each in layouts.values())
+    are_others = any(each.placed for each in layouts.values())
     are_copied = any(sizes.size for each in layouts.values() for *_, sizes in each.copies)
     return not (are_others or are_copied or reads.are_requested)
 

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 
 from cellfeed import open_collection
 from cellfeed.decode import Decoder
-from cellfeed.fetch import Reader, _element_read, _library_rows
+from cellfeed.fetch import Reader, _element_read
 from cellfeed.sources._anndata import _matrix
 
 N_GENES = 40
@@ -86,7 +86,7 @@ class TestDenseFilesAmongSparseOnes:
 
         for element in (_matrix.StoredCsr, _matrix.StoredDense):
             monkeypatch.setattr(element, "read_rows", refuse)
-        monkeypatch.setattr(_library_rows, "_BATCH_BYTES", 1000)
+        monkeypatch.setattr(_element_read, "_BATCH_BYTES", 1000)
         collection = open_collection([path, other], **options)
         rows = np.random.default_rng(1).permutation(400)
         columns = [9, 2] if options else np.arange(N_GENES)

@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.sparse as sp
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.loader.matrices import dense
 from tests.loader.read_options import parameters_of
 from tests.loader.sources.arriving import Arriving, Rows
@@ -20,9 +17,7 @@ from tests.loader.sources.expecting import matrix_of
 from tests.loader.sources.suites import Suite
 
 from cellfeed import BlockShuffling, CellDataset, Collection, FormatError
-from cellfeed.decode import ChunkReads
 from cellfeed.sources import CsrRows, Location, StoredElement, expand
-from cellfeed.sources._source import DirectCsr
 
 
 class TestArriving(Suite):
@@ -97,46 +92,6 @@ def test_wrong_lengths(lengths, said):
     element = Lengths(of_csr([0, 0, 0, 1], [2]))
     with pytest.raises(FormatError, match=f"`Lengths` returned wrong rows: .*{said}"):
         Collection([Arriving(Location("memory://wrong"), {"X": element})])[:3]
-
-
-class Decoded(DirectCsr):
-    """Rows that a library decodes in cellfeed's threads."""
-
-    dtype, decodes_to = np.dtype("float32"), frozenset({np.dtype("float32")})
-
-    def __init__(self, matrix):
-        self._matrix, self.shape = matrix, matrix.shape
-
-    def row_lengths(self, runs):
-        return np.diff(self._matrix.indptr)[expand(runs)]
-
-    def stored_rows(self, rows):
-        return ChunkReads.none()
-
-    def decode_rows(self, rows, indices, data):
-        runs = np.stack([self._matrix.indptr[rows], self._matrix.indptr[rows + 1]], axis=1)
-        indices[:], data[:] = self._matrix.indices[expand(runs)], self._matrix.data[expand(runs)]
-
-
-@pytest.mark.parametrize("n_rows", [5, 40])  # decoded elsewhere and copied, or in place
-@given(data=st.data())
-@settings(max_examples=10, deadline=None)
-def test_columns_that_a_library_decodes(n_rows, data):
-    """They may be in any order and come twice, as SciPy's may, but not be outside."""
-    lengths = data.draw(st.lists(st.integers(0, 4), min_size=n_rows, max_size=n_rows))
-    n = sum(lengths)
-    columns = np.array(data.draw(st.lists(st.integers(0, 6), min_size=n, max_size=n)), int)
-    pointers = np.cumsum([0, *lengths])
-    matrix = sp.csr_array((np.ones(n, np.float32), columns, pointers), (n_rows, 7))
-    collection = Collection([Arriving(Location("memory://decoded"), {"X": Decoded(matrix)})])
-    read = collection[:].X
-    assert read.has_canonical_format
-    assert np.array_equal(read.toarray(), matrix.toarray())
-    if n:
-        wrong = data.draw(st.sampled_from([-1, 7, 2**31 - 1]))
-        matrix.indices[data.draw(st.integers(0, n - 1))] = wrong
-        with pytest.raises(FormatError, match="`Decoded` returned wrong rows: a column index is"):
-            collection[:]
 
 
 class Alone:
