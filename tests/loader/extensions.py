@@ -77,5 +77,5 @@ def extension_of(module: str) -> str | None:
     parts = module.split(".")[1:3]
     if len(parts) == 2 and parts[0] in GROUPS:
         return ".".join(parts)
-    is_folder = bool(parts) and (LOADER / parts[0]).is_dir()
+    is_folder = any(parts) and (LOADER / parts[0]).is_dir()
     return parts[0] if is_folder and parts[0] not in CORE | GROUPS else None

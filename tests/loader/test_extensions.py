@@ -1,5 +1,6 @@
 """Extensions import public names only, and the core works without them."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -42,6 +43,19 @@ def test_the_core_imports_no_extension():
         if extensions.extension_of(each.by) is None
         and extensions.extension_of(each.module) is not None
         and each.by not in {"cellfeed", "cellfeed._cli"}  # tables of names
+    ]
+    assert found == []
+
+
+def test_the_core_names_no_extension():
+    """Nor does it import one by its name, but for the registry, which looks into a folder."""
+    found = [
+        (by, node.value)
+        for by, path in extensions.modules().items()
+        if extensions.extension_of(by) is None and by not in {"cellfeed", "cellfeed._cli"}
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if node.value.startswith("cellfeed.") and extensions.extension_of(node.value) is not None
     ]
     assert found == []
 

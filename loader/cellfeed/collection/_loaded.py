@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from cellfeed._errors import DeliveryError, ParameterError, one_line
 from cellfeed._progress import ProgressLine
 from cellfeed._runs import Runs, expand
-from cellfeed._torch import HAS_TORCH, dist
 from cellfeed.bytes import Location
 from cellfeed.bytes._store import closed_with
 from cellfeed.decode import ChunkedArray, Counters, can_cast
@@ -401,6 +400,8 @@ def load_once(key: str, load: Callable[[], Loaded]) -> Loaded:
     ParameterError
         PyTorch is too old.
     """
+    from cellfeed._torch import HAS_TORCH, dist  # noqa: PLC0415 - opening does not need PyTorch
+
     if not (HAS_TORCH and dist.is_available() and dist.is_initialized()):
         return load()
     group: Any = dist.group.WORLD

@@ -7,7 +7,6 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from cellfeed.bytes import SCHEMES, ByteStore, Location
 from cellfeed.decode import ChunkedArray, Pieces, can_cast, pieced_array
 from cellfeed.rows import CsrChunks, CsrRows, DenseChunks
 from cellfeed.sources._anndata import open_sources
+from cellfeed.sources._registry import source_of_object
 from cellfeed.sources._source import Source, StoredElement, as_names
 
 # Arrays in memory, as chunks that need no reading.
@@ -281,9 +281,8 @@ def locations_or_sources(given: Any, elements: Sequence[str]) -> Found | None:
         raise ParameterError(f"{msg}; give the whole object, and select rows of the collection")
     if _is_of(given, _ANNCOLLECTION, "AnnCollection"):
         return [AnnDataObjectSource(adata, elements) for adata in given.adatas]
-    if _is_of(given, "datasets", "Dataset", "IterableDataset", "DatasetDict"):
-        return [import_module("cellfeed.storages.huggingface").HuggingFaceSource(given)]
-    return _locations_of(given)
+    source = source_of_object(given)
+    return _locations_of(given) if source is None else [source]
 
 
 def _locations_of(given: Any) -> Found | None:

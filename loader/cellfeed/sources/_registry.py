@@ -61,6 +61,12 @@ class Storage:
         The extra of cellfeed that installs the library it needs; empty if it needs none.
     reads_directly
         Whether cellfeed reads its chunks from local files, so that pages can be dropped.
+    open_hdf5
+        Called with HDF5 files that are not AnnData, a `cellfeed.sources.anndata.H5File`; returns
+        its `cellfeed.sources.anndata.FileSource`, or None if the file has another layout.
+    open_object
+        Called with what is no location; returns the source, or None if it is no object of this
+        storage. It should look at `sys.modules` rather than import a library.
 
     Examples
     --------
@@ -79,6 +85,8 @@ class Storage:
     parts: tuple[str, ...] = ()
     extra: str = ""
     reads_directly: bool = False
+    open_hdf5: Callable[[Any], Any] | None = None
+    open_object: Callable[[Any], Source | None] | None = None
 
     def opens(self, location: Location) -> bool:
         """Return whether it opens a location; a local location must exist."""
@@ -134,6 +142,18 @@ def built_in() -> tuple[Storage, ...]:
     """Return the storages of cellfeed, and those registered in this process, in that order."""
     own = (each for each in _own() if each.name not in _registered)
     return (*own, *_registered.values())
+
+
+def other_hdf5(file: Any) -> Any:
+    """Return the source of an HDF5 file that is not AnnData; None if no storage knows it."""
+    opening = (each.open_hdf5(file) for each in _all() if each.open_hdf5 is not None)
+    return next((source for source in opening if source is not None), None)
+
+
+def source_of_object(given: Any) -> Source | None:
+    """Return the source of an object of a library; None if no storage knows it."""
+    opening = (each.open_object(given) for each in _all() if each.open_object is not None)
+    return next((source for source in opening if source is not None), None)
 
 
 def find_storage(location: Location) -> Storage | None:

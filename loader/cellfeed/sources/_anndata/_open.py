@@ -10,11 +10,9 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import h5py
 import numpy as np
@@ -47,8 +45,8 @@ from cellfeed.sources._anndata._zarr import (
     is_zarr,
     metadata_of,
 )
-from cellfeed.sources._registry import Storage
-from cellfeed.sources._source import Source, StoredElement
+from cellfeed.sources._registry import Storage, other_hdf5
+from cellfeed.sources._source import StoredElement
 
 
 class AnnDataSource(FileSource):
@@ -304,7 +302,7 @@ def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
     return rows
 
 
-def open_sources(location: Location, elements: Sequence[str] = ("X",)) -> list[Source]:
+def open_sources(location: Location, elements: Sequence[str] = ("X",)) -> list[FileSource]:
     """Open an ``.h5ad`` file of any version, an ``.h5mu`` file, a zarr store, or ``.h5`` of 10x.
 
     Parameters
@@ -338,7 +336,6 @@ def open_to_copy(location: Location, elements: Sequence[str]) -> list[FileSource
     return [_open_source(file, elements, by_gene=True) for file in _files(location)]
 
 
-_TENX = "cellfeed.storages.tenx"
 _HDF5 = (".h5ad", ".h5mu", ".h5", ".hdf5", ".loom", ".h5seurat")  # of URLs
 
 
@@ -400,10 +397,9 @@ def _examine_source(file: AnnDataFile, elements: Sequence[str], *, by_gene: bool
     path, root = file.location, file()
     with damage_named(path, next(iter(elements), "X")):
         if _lacks(file, "obs") or _lacks(file, "var"):
-            if isinstance(file, H5File) and find_spec(_TENX) is not None:
-                tenx: Any = import_module(_TENX)
-                if tenx.matrices(root):
-                    return cast("FileSource", tenx.TenxSource(file))
+            other: FileSource | None = other_hdf5(file) if isinstance(file, H5File) else None
+            if other is not None:
+                return other
             what = other_format_of(root) or (
                 "not an AnnData file, since it has no `obs` or no `var`; write it with anndata"
             )

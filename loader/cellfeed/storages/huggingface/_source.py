@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -700,11 +701,21 @@ class HuggingFaceSource(Source):
         return self._table.paths
 
 
-# Folders that HuggingFace's ``datasets`` library wrote.
+# Folders that HuggingFace's ``datasets`` library wrote, and its objects.
+
+
+def _open_object(given: Any) -> HuggingFaceSource | None:
+    datasets: Any = sys.modules.get("datasets")
+    if datasets is None:
+        return None
+    kinds = datasets.Dataset, datasets.IterableDataset, datasets.DatasetDict
+    return HuggingFaceSource(given) if isinstance(given, kinds) else None
+
 
 HUGGINGFACE = Storage(
     name="HuggingFace Datasets",
     open=lambda location, _: [HuggingFaceSource(location)],
     recognizes=is_saved,
     extra=_EXTRA,
+    open_object=_open_object,
 )

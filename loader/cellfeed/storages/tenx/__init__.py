@@ -1,5 +1,5 @@
 """10x Genomics' ``.h5`` files."""
 
-from cellfeed.storages.tenx._source import TenxSource, matrices
+from cellfeed.storages.tenx._source import TENX, TenxSource
 
-__all__ = ["TenxSource", "matrices"]
+__all__ = ["TENX", "TenxSource"]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cellfeed.bytes import Location
 from cellfeed.extending import FormatError, ParameterError, pd
-from cellfeed.sources import as_text
+from cellfeed.sources import Storage, as_text
 from cellfeed.sources.anndata import (
     FileSource,
     H5File,
@@ -320,3 +320,13 @@ def _file_at(where: str | os.PathLike[str], storage_options: Mapping[str, Any] |
     if location.path is None:
         return RemoteH5File(location)
     return LocalH5File(location.path, location.options)
+
+
+# Its files are HDF5, and are recognized by what is in them.
+
+TENX = Storage(
+    name="10x Genomics",
+    open=lambda location, _: [TenxSource(location)],
+    recognizes=lambda _: False,
+    open_hdf5=lambda file: TenxSource(file) if matrices(file()) else None,
+)
