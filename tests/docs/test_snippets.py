@@ -138,6 +138,13 @@ for number, name in enumerate("ab", 1):
     plate.X.data /= 2
     plate.write_h5ad(f"lab_{name}.h5ad")
 """,
+    "how-to/questions.md": TRAINING
+    + DATASET
+    + """
+dataset = loader.dataset
+for minibatch in loader:
+    train_step(minibatch.X, minibatch.obs["cell_line"])
+""",
     "how-to/soma.md": OBJECTS + EXPERIMENT,
     "how-to/statistics.md": """
 from cellfeed import BlockShuffling, CellDataset, open_collection
