@@ -206,7 +206,7 @@ class TestLabels:
         assert result.dataset.label == "line"
         assert result.dataset.further_labels["plate"].n_labels == 3
         page = html.unescape((output / "autotune.html").read_text(encoding="utf-8"))
-        assert "line within drug: " in " ".join(page.split())
+        assert "entropy of line within drug" in " ".join(page.split())
 
 
 class TestOtherColumns:

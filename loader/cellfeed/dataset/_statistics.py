@@ -168,7 +168,7 @@ def ranges_of(profiler: str) -> Callable[[str], AbstractContextManager[Any]]:
     if profiler != "nvtx":
         msg = f"`profiler` must be 'torch', 'nvtx' or None, but got {profiler!r}"
         raise ParameterError(msg)
-    if not hasattr(torch._C, "_nvtx"):  # noqa: SLF001 - there is no other way
+    if torch.version.cuda is None and torch.version.hip is None:
         msg = "this torch has no NVTX, as it is built without CUDA; use annotate('torch')"
         raise ParameterError(msg)
     return torch.cuda.nvtx.range

@@ -72,7 +72,7 @@ class TestRanges:
             begun.append((name, threading.get_ident()))
             yield
 
-        monkeypatch.setattr(torch._C, "_nvtx", object(), raising=False)
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setattr(torch.cuda.nvtx, "range", record)
         return begun
 
@@ -99,7 +99,7 @@ class TestRanges:
         assert {name for name, _ in nvtx} >= {"cellfeed: waiting", "cellfeed: making tensors"}
 
     def test_nvtx_needs_cuda(self, file):
-        if hasattr(torch._C, "_nvtx"):
+        if torch.version.cuda or torch.version.hip:
             pytest.skip("this torch has NVTX")
         with pytest.raises(ParameterError, match="this torch has no NVTX"):
             dataset_of(file).annotate("nvtx")

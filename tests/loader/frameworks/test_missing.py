@@ -4,6 +4,7 @@ import runpy
 import sys
 
 import pytest
+from tests.loader.extensions import LOADER
 
 pytest.importorskip("torch")
 
@@ -12,7 +13,7 @@ pytest.importorskip("torch")
 def test_without_scvi_tools(monkeypatch):
     for name in ("scvi", "lightning"):
         monkeypatch.setitem(sys.modules, name, None)
-    module = runpy.run_module("cellfeed.frameworks.scvi")
+    module = runpy.run_path(str(LOADER / "frameworks" / "scvi" / "__init__.py"))
     with pytest.raises(ImportError) as missing:
         module["ScviDataModule"]("plates")
     assert str(missing.value) == (

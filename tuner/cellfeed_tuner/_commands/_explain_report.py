@@ -124,8 +124,10 @@ def _print_answer(console: Console, result: AutotuneResult, answer: _Answer) -> 
         )
     console.print("", table, "")
     say(console, [f"Outcome: {outcome}."])
-    limit = f"at most {asked.memory_bytes / 1e6:,.0f} MB of memory"
-    say(console, [f"Required: {asked.entropy_floor:.0%} of random sampling's entropy, {limit}."])
+    required = f"at most {asked.memory_bytes / 1e6:,.0f} MB of memory"
+    if result.dataset.label:
+        required = f"{asked.entropy_floor:.0%} of random sampling's entropy, {required}"
+    say(console, [f"Required: {required}."])
     verdicts = [about.verdict, *(label.verdict for label in about.further_labels.values())]
     say(console, [each.sentence for each in verdicts if each])
 

@@ -385,16 +385,15 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         parameters.pop("datamodule", None)
         model = _without_cells(self._model(self._manager.adata, **parameters), self.registry)
         if not is_observed and "size_factor_key" not in self._setup:
-            # As in scvi-tools, log counts of empty cells are 0, and batches may have no cells.
+            # As in scvi-tools, logarithms are float32, log counts of empty cells are 0, and batches
+            # may have no cells.
             totals = qc_metrics(self.collection, element=self._element)[0]["total_counts"]
-            logs = np.log(totals.where(totals > 0, 1.0))
-            by_batch, n_batches = logs.groupby(self._codes("batch")), len(self._mapping("batch"))
-            for prior, values, of_none in (
-                (model.module.library_log_means, by_batch.mean(), 0.0),
-                (model.module.library_log_vars, by_batch.var(ddof=0), 1.0),
-            ):
-                found = values.reindex(range(n_batches), fill_value=of_none).to_numpy()
-                prior.copy_(torch.from_numpy(found[None]))
+            logs = np.log(totals.where(totals > 0, 1.0).astype(np.float32))
+            priors = np.tile([[0.0], [1.0]], len(self._mapping("batch")))
+            for batch, of_batch in logs.groupby(self._codes("batch")):
+                priors[:, batch] = np.mean(of_batch.to_numpy()), np.var(of_batch.to_numpy())
+            model.module.library_log_means.copy_(torch.from_numpy(priors[:1]))
+            model.module.library_log_vars.copy_(torch.from_numpy(priors[1:]))
         return model
 
     def _from_scvi_model(self, scvi_model: Any, parameters: dict[str, Any]) -> Any:
