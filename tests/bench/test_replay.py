@@ -91,9 +91,11 @@ class TestChoices:
     @pytest.mark.parametrize("name", MACHINES)
     def test_on_machines_of_any_character_it_is_or_says_that_it_is_undecided(self, name):
         """The search was fitted to none of them, and two have no structure."""
+        has_structure = name not in {"permuted", "independent"}
+        n_grids = 6 if has_structure else 12
         found = [
             each
-            for number in range(6)
+            for number in range(n_grids)
             for each in replay(
                 drawn_grid(name, number),
                 floors=[FLOORS[number % 3]],
@@ -103,9 +105,9 @@ class TestChoices:
             )
         ]
         # Where memory ends cannot be told from its neighbours.
-        assert len(missed(found)) <= (2 if name == "memory cliff" else 1), found
-        if name in {"permuted", "independent"}:
-            assert sum(each.undecided[0] for each in found) >= 4
+        assert len(missed(found)) <= (2 if name == "memory cliff" else n_grids // 6), found
+        if not has_structure:
+            assert sum(each.undecided[0] for each in found) >= n_grids // 2
 
 
 @pytest.mark.parametrize("name", BASELINES)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cholesky, solve_triangular
 from scipy.spatial.distance import cdist
+from scipy.special import ndtr
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import USUAL_FREEDOM, Estimate, positive_estimate
@@ -15,8 +16,8 @@ from cellfeed_tuner._interval import USUAL_FREEDOM, Estimate, positive_estimate
 # What counts as clearly faster than another; what was not timed is recommended if it is expected
 # to be so. Chosen: nobody would set up a training again for less.
 CLEARLY_FASTER = 0.05
-# Draws of all costs for computing probabilities, and the most promising configurations for which
-# they are drawn. Chosen: a probability of 5 % is then known to 1 %.
+# Draws for the probability that any of many is faster, and the most promising configurations for
+# which they are drawn. Chosen: a probability of 5 % is then known to 1 %.
 N_DRAWS, MOST_DRAWN = 512, 128
 # Standard deviation of the logarithm of the time unit, about which nothing is known; and of what
 # other settings than the sizes and the workers change. Chosen.
@@ -111,9 +112,7 @@ class Model:
         self._replicates: dict[Configuration, Sequence[Replicate]] = {}
         self._parameters, self._n_fitted = TYPICAL, 0
         # Derived from the replicates, until there are more.
-        self._is_current = False
-        self._values: tuple[list[Configuration], _Floats] | None = None
-        self._prospects = dict[Configuration, tuple[float, float]]()
+        self._is_current, self._prospects = False, dict[Configuration, tuple[float, float]]()
 
     @property
     def candidates(self) -> list[Configuration]:
@@ -123,7 +122,7 @@ class Model:
     def tell(self, configuration: Configuration, replicates: Sequence[Replicate]) -> None:
         """Update the replicates of a configuration; without any, it has failed."""
         self._place.setdefault(configuration, len(self._place))
-        self._is_current, self._values, self._prospects = False, None, {}
+        self._is_current, self._prospects = False, {}
         if replicates:
             self._replicates[configuration] = replicates
         else:
@@ -132,7 +131,7 @@ class Model:
     def withdraw(self, configuration: Configuration) -> None:
         """Leave out a configuration that has failed, or is not feasible after all."""
         self._candidates.pop(configuration, None)
-        self._values, self._prospects = None, {}
+        self._prospects = {}
 
     def add(self, candidates: Iterable[Configuration]) -> None:
         """Add new candidates."""
@@ -140,7 +139,7 @@ class Model:
             if each not in self._place:
                 self._place[each] = len(self._place)
                 self._candidates[each] = None
-                self._is_current, self._values, self._prospects = False, None, {}
+                self._is_current, self._prospects = False, {}
 
     def seconds_per_cell(self) -> Mapping[Configuration, float]:
         """Return the median cost of each configuration; empty before any measurement."""
@@ -177,22 +176,32 @@ class Model:
         """The candidate that is expected to be the best; None before any measurement."""
         if not self._replicates or not self._candidates:
             return None
-        drawn, values = self._drawn()
-        return drawn[int(values.mean(axis=0).argmax())]
+        return self.candidates[int(np.argmax(self._expected()[0]))]
 
     def prospects(self) -> dict[Configuration, tuple[float, float]]:
         """Return how each other candidate compares with the leader.
 
-        The probability that it is better, and the expected improvement (0 where it is worse).
+        The probability that it is better, and the expected improvement.
         """
         if self._prospects or (leader := self.leader) is None:
             return self._prospects
-        drawn, values = self._drawn()
-        leads = values - values[:, [drawn.index(leader)]]
-        chances, gains = (leads > 0).mean(axis=0), np.maximum(leads, 0.0).mean(axis=0)
-        found = dict(zip(drawn, zip(chances.tolist(), gains.tolist(), strict=True), strict=True))
-        others = (each for each in self._candidates if each != leader)
-        self._prospects = {each: found.get(each, (0.0, 0.0)) for each in others}
+        values, enough = self._expected()
+        at, candidates = self.candidates.index(leader), self.candidates
+        places = np.array([self._place[each] for each in candidates])
+        ahead = self._mean[places[at]] - self._mean[places]
+        covariances = self._covariance(places, places[[at]])[:, 0]
+        error = self._variance[places] + self._variance[places[at]] - 2 * covariances
+        error = np.sqrt(np.maximum(error, JITTER))
+        chances = ndtr(ahead / error)
+        gains = ahead * chances + error * _density(ahead / error)
+        if self._need is not None:  # speed counts only where neither is fast enough
+            worth = np.array([self._worth(each) for each in candidates])
+            neither = (1 - enough) * (1 - enough[at])
+            better = np.where(worth > worth[at], enough, enough * (1 - enough[at]))
+            chances = better + neither * chances
+            gains = enough * np.maximum(0.0, worth - values[at]) + neither * gains
+        found = zip(candidates, zip(chances.tolist(), gains.tolist(), strict=True), strict=True)
+        self._prospects = {each: prospect for each, prospect in found if each != leader}
         return self._prospects
 
     def chance_of_faster(self, configuration: Configuration) -> float:
@@ -202,38 +211,27 @@ class Model:
             return 0.0
         costs = self.seconds_per_cell()
         others = sorted(others, key=costs.__getitem__)[:MOST_DRAWN]
-        logs = self._draws([configuration, *others])
+        rng = np.random.default_rng(self._seed)
+        logs = rng.multivariate_normal(*self._posterior([configuration, *others]), N_DRAWS)
         return float((logs[:, :1] - logs[:, 1:] > log1p(CLEARLY_FASTER)).any(axis=1).mean())
 
-    def _drawn(self) -> tuple[list[Configuration], _Floats]:
-        """Return the most promising candidates, and draws of their values to maximize.
+    def _expected(self) -> tuple[_Floats, _Floats]:
+        """Return the expected value of each candidate, and the probability that it is fast enough.
 
         Without a need, the value is the logarithm of cells per second. With one, it is the worth
         of what has it; what has not is worse than that, and worse the slower it is.
         """
-        if self._values is None:
-            candidates = self.candidates
-
-            def values(logs: _Floats, of: Sequence[Configuration]) -> _Floats:
-                if self._need is None:
-                    return -logs
-                lacking = -logs - log(self._need)
-                worth = np.array([self._worth(each) for each in of])
-                return np.where(lacking >= 0, worth, lacking)
-
-            self._update()
-            places = [self._place[each] for each in candidates]
-            hopes = self._mean[places] - 2 * np.sqrt(self._variance[places])
-            best = np.argsort(-values(hopes, candidates), kind="stable")[:MOST_DRAWN]
-            drawn = [candidates[place] for place in best.tolist()]
-            self._values = drawn, values(self._draws(drawn), drawn)
-        return self._values
-
-    def _draws(self, configurations: Sequence[Configuration]) -> _Floats:
-        """Return draws of the logarithms of seconds per cell, shape (n_draws, n)."""
-        mean, covariance = self._posterior(configurations)
-        rng = np.random.default_rng((self._seed, sum(map(len, self._replicates.values()))))
-        return rng.multivariate_normal(mean, covariance, N_DRAWS, method="eigh")
+        self._update()
+        places = [self._place[each] for each in self._candidates]
+        speed = -self._mean[places]
+        if self._need is None:
+            return speed, np.ones(speed.size)
+        error = np.sqrt(np.maximum(self._variance[places], JITTER))
+        lead = speed - log(self._need)
+        enough = ndtr(lead / error)
+        worth = np.array([self._worth(each) for each in self._candidates])
+        lacking = lead * (1 - enough) - error * _density(lead / error)
+        return worth * enough + lacking, enough
 
     @property
     def _freedom(self) -> float:
@@ -315,3 +313,9 @@ class Model:
         for name in PASSES * Parameters._fields:
             found = min(({**found, name: each} for each in TRIED.tolist()), key=loss)
         return parameters(found)
+
+
+def _density(z: _Floats) -> _Floats:
+    """Return the density of the standard normal distribution."""
+    density: _Floats = np.exp(-(z**2) / 2) / sqrt(2 * np.pi)
+    return density
