@@ -388,7 +388,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
             # As in scvi-tools, logarithms are float32, log counts of empty cells are 0, and batches
             # may have no cells.
             totals = qc_metrics(self.collection, element=self._element)[0]["total_counts"]
-            logs = np.log(totals.where(totals > 0, 1.0).astype(np.float32))
+            logs = pd.Series(np.log(totals.where(totals > 0, 1.0).to_numpy(np.float32)))
             priors = np.tile([[0.0], [1.0]], len(self._mapping("batch")))
             for batch, of_batch in logs.groupby(self._codes("batch")):
                 priors[:, batch] = np.mean(of_batch.to_numpy()), np.var(of_batch.to_numpy())
