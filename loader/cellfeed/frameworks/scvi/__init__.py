@@ -388,10 +388,12 @@ class ScviDataModule(_Base):  # type: ignore[misc]
             # As in scvi-tools, logarithms are float32, log counts of empty cells are 0, and batches
             # may have no cells.
             totals = qc_metrics(self.collection, element=self._element)[0]["total_counts"]
-            logs = pd.Series(np.log(totals.where(totals > 0, 1.0).to_numpy(np.float32)))
+            logs = np.log(totals.where(totals > 0, 1.0).to_numpy(np.float32))
+            batches = self._codes("batch")
             priors = np.tile([[0.0], [1.0]], len(self._mapping("batch")))
-            for batch, of_batch in logs.groupby(self._codes("batch")):
-                priors[:, batch] = np.mean(of_batch.to_numpy()), np.var(of_batch.to_numpy())
+            for batch in np.unique(batches):
+                of_batch = logs[batches == batch]
+                priors[:, batch] = of_batch.mean(), of_batch.var()
             model.module.library_log_means.copy_(torch.from_numpy(priors[:1]))
             model.module.library_log_vars.copy_(torch.from_numpy(priors[1:]))
         return model
