@@ -29,6 +29,7 @@ from cellfeed import (
     DeliveryError,
     ParameterError,
     Streaming,
+    _torch,
     open_collection,
 )
 from cellfeed.collection import _loaded
@@ -338,7 +339,7 @@ sys.stdin.read()
 def test_ranks_of_an_old_pytorch_are_told(plates, monkeypatch):
     there = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True)
     there.group = SimpleNamespace(WORLD=object())
-    monkeypatch.setattr(_loaded, "dist", there)
+    monkeypatch.setattr(_torch, "dist", there)
     with pytest.raises(ParameterError, match=r"need PyTorch 2\.8 or newer to share loaded cells"):
         open_collection(plates).load()
 
