@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-import cellfeed
 from cellfeed._progress import ProgressLine
 from cellfeed._version import __version__
 from cellfeed.console import ByteSize, OneLineErrorGroup, format_bytes, interrupted
@@ -292,7 +291,7 @@ def warm_up() -> None:
     from cellfeed.decode import kernels  # noqa: PLC0415
 
     start = time.perf_counter()
-    for name in _modules_of_kernels(cellfeed.__path__, "cellfeed."):
+    for name in _modules_of_kernels([str(Path(__file__).parent)], "cellfeed."):
         importlib.import_module(name)
     with ProgressLine() as line:
         compile_everything(lambda n, total: line.show_share("Compiling", n, total))

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ class Imported(NamedTuple):
     name: str | None
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Return the files of all modules, by their full names."""
     paths = sorted(LOADER.rglob("*.py"))
@@ -55,6 +57,7 @@ def imports() -> Iterator[Imported]:
                         yield Imported(by, node.module, each.name)
 
 
+@cache
 def exported(module: str) -> frozenset[str]:
     """Return the names in a module's ``__all__``."""
     for node in ast.parse(modules()[module].read_text()).body:
@@ -72,6 +75,7 @@ def is_public(module: str, name: str | None) -> bool:
     return name is None or name in exported(module)
 
 
+@cache
 def extension_of(module: str) -> str | None:
     """Return the extension to which a module belongs; None for the core."""
     parts = module.split(".")[1:3]

@@ -21,6 +21,8 @@ EXCEPTIONS = {
 }
 
 
+@pytest.mark.smoke
+@pytest.mark.slow  # reads all of the loader
 def test_extensions_import_public_names_only():
     others = []
     for each in extensions.imports():
@@ -35,6 +37,8 @@ def test_extensions_import_public_names_only():
     assert others == []
 
 
+@pytest.mark.smoke
+@pytest.mark.slow  # reads all of the loader
 def test_the_core_imports_no_extension():
     """But by its name, as attributes of the package that are imported when they are used."""
     found = [
@@ -47,6 +51,8 @@ def test_the_core_imports_no_extension():
     assert found == []
 
 
+@pytest.mark.smoke
+@pytest.mark.slow  # reads all of the loader
 def test_the_core_names_no_extension():
     """Nor does it import one by its name, but for the registry, which looks into a folder."""
     found = [
