@@ -385,18 +385,25 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         parameters.pop("datamodule", None)
         model = _without_cells(self._model(self._manager.adata, **parameters), self.registry)
         if not is_observed and "size_factor_key" not in self._setup:
-            # As in scvi-tools, logarithms are float32, log counts of empty cells are 0, and batches
-            # may have no cells.
-            totals = qc_metrics(self.collection, element=self._element)[0]["total_counts"]
-            logs = np.log(totals.where(totals > 0, 1.0).to_numpy(np.float32))
-            batches = self._codes("batch")
-            priors = np.tile([[0.0], [1.0]], len(self._mapping("batch")))
-            for batch in np.unique(batches):
-                of_batch = logs[batches == batch]
-                priors[:, batch] = of_batch.mean(), of_batch.var()
-            model.module.library_log_means.copy_(torch.from_numpy(priors[:1]))
-            model.module.library_log_vars.copy_(torch.from_numpy(priors[1:]))
+            means, variances = map(torch.from_numpy, self._log_library_sizes())
+            model.module.library_log_means.copy_(means)
+            model.module.library_log_vars.copy_(variances)
         return model
+
+    def _log_library_sizes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return mean and variance of the log counts of cells, each of shape (1, n_batches).
+
+        As in scvi-tools, logarithms are float32, cells without counts have 0, and batches without
+        cells 0 and 1.
+        """
+        totals = qc_metrics(self.collection, element=self._element)[0]["total_counts"]
+        logs = np.log(totals.where(totals > 0, 1.0).to_numpy(np.float32))
+        batches = self._codes("batch")
+        priors = np.tile([[0.0], [1.0]], len(self._mapping("batch")))
+        for batch in np.unique(batches):
+            of_batch = logs[batches == batch]
+            priors[:, batch] = of_batch.mean(), of_batch.var()
+        return priors[:1], priors[1:]
 
     def _from_scvi_model(self, scvi_model: Any, parameters: dict[str, Any]) -> Any:
         registry, before = self.registry, scvi_model.registry
