@@ -30,7 +30,7 @@ from cellfeed.machine import usable_cpu_count
 
 if typing.TYPE_CHECKING:
     from cellfeed._compiled import Purpose, compiled, compiled_callback
-    from cellfeed._torch import HAS_TORCH, get_worker_info, require_torch, torch
+    from cellfeed._torch import HAS_TORCH, require_torch, torch
     from cellfeed.rows._minibatch import csr_tensor
 else:
     _MODULE_OF = {  # which import numba or PyTorch
@@ -38,7 +38,6 @@ else:
         "compiled": "cellfeed._compiled",
         "compiled_callback": "cellfeed._compiled",
         "HAS_TORCH": "cellfeed._torch",
-        "get_worker_info": "cellfeed._torch",
         "require_torch": "cellfeed._torch",
         "torch": "cellfeed._torch",
         "csr_tensor": "cellfeed.rows._minibatch",
@@ -68,7 +67,6 @@ __all__ = [
     "compiled",
     "compiled_callback",
     "csr_tensor",
-    "get_worker_info",
     "one_line",
     "pd",
     "require_integer",

@@ -230,11 +230,13 @@ class SharedFile:
     ----------
     descriptor
         Of a file that exists; a new one if None.
+    label
+        What the system shows for a new one.
     """
 
-    def __init__(self, descriptor: int | None = None) -> None:
+    def __init__(self, descriptor: int | None = None, *, label: str = "cellfeed") -> None:
         if descriptor is None:
-            descriptor = os.memfd_create("cellfeed", os.MFD_CLOEXEC)
+            descriptor = os.memfd_create(label, os.MFD_CLOEXEC)
         self.descriptor, self._closing = descriptor, closed_with(descriptor)
 
     def __reduce__(self) -> tuple[Any, ...]:

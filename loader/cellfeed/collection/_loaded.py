@@ -21,7 +21,8 @@ from cellfeed._errors import DeliveryError, ParameterError, one_line
 from cellfeed._progress import ProgressLine
 from cellfeed._runs import Runs, expand
 from cellfeed.bytes import Location
-from cellfeed.bytes._store import closed_with
+from cellfeed.bytes._buffers import SharedFile
+from cellfeed.bytes._lent import can_lend
 from cellfeed.decode import ChunkedArray, Counters, can_cast
 from cellfeed.fetch import Readable, Reader, fetches_of
 from cellfeed.machine import usable_cpu_count, usable_memory_bytes
@@ -58,19 +59,20 @@ class SharedArray:
 
     Parameters
     ----------
-    descriptor
-        The file, which is closed with this.
+    file
+        The file.
     dtype, size
         Dtype and number of the elements.
     """
 
-    def __init__(self, descriptor: int, dtype: np.dtype[Any], size: int) -> None:
-        self._descriptor, self._open = descriptor, closed_with(descriptor)
-        mapped = mmap.mmap(descriptor, max(1, size * dtype.itemsize), prot=mmap.PROT_READ)
+    def __init__(self, file: SharedFile, dtype: np.dtype[Any], size: int) -> None:
+        self._file = file
+        mapped = mmap.mmap(file.descriptor, max(1, size * dtype.itemsize), prot=mmap.PROT_READ)
         self.values: NDArray[Any] = np.frombuffer(mapped, dtype, size)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        file = os.getpid(), self._descriptor, os.fstat(self._descriptor).st_ino
+        descriptor = self._file.descriptor
+        file = os.getpid(), descriptor, os.fstat(descriptor).st_ino
         return self._attached, (*file, self.values.dtype, self.values.size)
 
     @classmethod
@@ -78,10 +80,10 @@ class SharedArray:
         cls, process: int, descriptor: int, inode: int, dtype: np.dtype[Any], size: int
     ) -> Self:
         with suppress(OSError):
-            own = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-            if os.fstat(own).st_ino == inode:
+            path = f"/proc/{process}/fd/{descriptor}"
+            own = SharedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            if os.fstat(own.descriptor).st_ino == inode:
                 return cls(own, dtype, size)
-            os.close(own)
         msg = f"the loaded cells are gone, since process {process} has ended or released them"
         raise DeliveryError(f"{msg}; keep its collection, or load the cells again")
 
@@ -103,8 +105,7 @@ class _GrowingArray:
 
     def __init__(self, dtypes: Sequence[np.dtype[Any]], expected: int) -> None:
         self._dtypes, self._expected, self.size = list(dtypes), expected, 0
-        self._descriptor = os.memfd_create("cellfeed-loaded", os.MFD_CLOEXEC)
-        self._open = closed_with(self._descriptor)
+        self._file = SharedFile(label="cellfeed-loaded")
 
     @property
     def expected_bytes(self) -> int:
@@ -126,7 +127,7 @@ class _GrowingArray:
             block = given.astype(dtype, copy=False) if is_last else _as_exactly(given, dtype)
             if block is None:
                 return False
-            _write(self._descriptor, block, (self.size + begin) * dtype.itemsize)
+            _write(self._file.descriptor, block, (self.size + begin) * dtype.itemsize)
         return True
 
     def _widen(self) -> None:
@@ -135,14 +136,16 @@ class _GrowingArray:
         _require_memory(self._expected * wide.itemsize - self.size * narrow.itemsize)
         for first in reversed(range(0, self.size, _BLOCK)):
             size = min(_BLOCK, self.size - first) * narrow.itemsize
-            block = np.frombuffer(os.pread(self._descriptor, size, first * narrow.itemsize), narrow)
-            _write(self._descriptor, block.astype(wide), first * wide.itemsize)
+            block = np.frombuffer(
+                os.pread(self._file.descriptor, size, first * narrow.itemsize), narrow
+            )
+            _write(self._file.descriptor, block.astype(wide), first * wide.itemsize)
         del self._dtypes[0]
 
     def finished(self) -> SharedArray:
         """Return the array."""
-        os.ftruncate(self._descriptor, max(1, self.size * self._dtypes[0].itemsize))
-        return SharedArray(os.dup(self._descriptor), self._dtypes[0], self.size)
+        os.ftruncate(self._file.descriptor, max(1, self.size * self._dtypes[0].itemsize))
+        return SharedArray(self._file, self._dtypes[0], self.size)
 
 
 def _write(descriptor: int, block: NDArray[Any], offset: int) -> None:
@@ -296,7 +299,7 @@ def load_rows(collection: Readable, n_rows: int, rows: NDArray[np.int64], sample
     ParameterError
         The rows do not fit in memory, or the system has no memory that processes can share.
     """
-    if not hasattr(os, "memfd_create"):
+    if not can_lend():
         msg = "`load` needs Linux, where processes can share memory that no file names"
         raise ParameterError(f"{msg}; read the files as they are")
     elements, share = collection.elements, rows.size / len(sample)

@@ -1,6 +1,6 @@
 """Files and stores of AnnData, for extensions that read or copy their parts."""
 
-from cellfeed.sources._anndata import ANNDATA, AnnDataSource, StoredCsc, open_sources, open_to_copy
+from cellfeed.sources._anndata import ANNDATA, AnnDataSource, StoredCsc, open_to_copy
 from cellfeed.sources._anndata import _annotations as frames
 from cellfeed.sources._anndata._damage import damage_named
 from cellfeed.sources._anndata._file import AnnDataFile, FileSource, is_group, text
@@ -29,7 +29,6 @@ __all__ = [
     "damage_named",
     "frames",
     "is_group",
-    "open_sources",
     "open_to_copy",
     "own_members",
     "text",

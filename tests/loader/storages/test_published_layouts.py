@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from tests.loader.sources.cells import labels_of
 from tests.loader.storages.tenx.written import features, write_tenx
 
 from cellfeed import (
-    CategoricalColumn,
     CellDataset,
     FormatError,
     ParquetSource,
@@ -54,10 +54,8 @@ def dense(source, element: str = "X", **options) -> np.ndarray:
     return np.concatenate([np.asarray(minibatch[element]) for minibatch in dataset])
 
 
-def labels(source, column: str = "cell_type") -> list[str]:
-    codes = open_collection(source, obs=[column]).obs[column]
-    assert isinstance(codes, CategoricalColumn)
-    return [codes.categories[code] for code in np.asarray(codes.codes)]
+def labels(source, column="cell_type"):
+    return labels_of(open_collection(source, obs=[column]), column)
 
 
 def write_csr(parent: h5py.Group, name: str, matrix: sp.csr_matrix, **attributes) -> None:
