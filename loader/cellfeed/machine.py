@@ -2,6 +2,7 @@
 
 import math
 import os
+import resource
 import sys
 from pathlib import Path, PurePosixPath
 
@@ -145,6 +146,18 @@ def usable_memory_bytes() -> int:
 _ROOT = Path("/")
 _V2 = ""  # the name of the v2 hierarchy in /proc/self/cgroup, whose lines read "0::/path"
 _V1_UNLIMITED = 1 << 60  # v1 writes "no limit" as 2**63 rounded down to a page
+
+
+def share_of_descriptors(divisor: int, n_held: int) -> int:
+    """Return a part of the descriptors that this process has left, and of ``n_held``."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    try:
+        n_left = limit - len(os.listdir("/dev/fd"))  # noqa: PTH208 - names suffice
+    except OSError:  # listing takes one, too
+        return 0
+    return (n_left + n_held) // divisor
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import repeat
 
 import pytest
@@ -43,6 +43,26 @@ def others(*worlds, seconds=300.0, **settings):
             )
             for each in worlds
         ]
+
+
+class EndingStore(distributed.PrefixStore):
+    """A store that can be lost, as with the process that it is in."""
+
+    has_ended = False
+
+    def check(self, keys):
+        if EndingStore.has_ended:
+            raise distributed.DistError("lost")
+        return super().check(keys)
+
+    def get(self, key):
+        if EndingStore.has_ended:
+            raise distributed.DistError("lost")
+        return super().get(key)
+
+
+def failing():
+    raise ParameterError("no such label")
 
 
 class TestWorld:
@@ -135,6 +155,19 @@ class TestMeeting:
             assert message_to_all(world(0), lambda: {"result": [1]}) == {"result": [1]}
             assert [each.result() for each in received] == [{"result": [1]}] * 2
 
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_the_first_may_end_immediately_afterwards(self, monkeypatch, fails):
+        """Its store ends with it; nothing is lost."""
+        monkeypatch.setattr(distributed, "PrefixStore", EndingStore)
+        monkeypatch.setattr(EndingStore, "has_ended", False)
+        with others(world(1), world(2)) as received:
+            with pytest.raises(ParameterError) if fails else nullcontext():
+                message_to_all(world(0), failing if fails else dict)
+            EndingStore.has_ended = True
+            assert [each.result().get("error") for each in received] == [
+                "ParameterError" if fails else None
+            ] * 2
+
     def test_a_missing_rank_is_named_to_all(self):
         with others(world(1)) as received:
             with pytest.raises(MeasuringError, match=r"rank 2 of 3 did not call `autotune` wi"):
@@ -143,9 +176,6 @@ class TestMeeting:
             assert received[0].result()["message"].startswith("rank 2 of 3 did not call")
 
     def test_an_error_of_the_first_is_one_of_all(self):
-        def failing():
-            raise ParameterError("no such label")
-
         with others(world(1), world(2)) as received:
             with pytest.raises(ParameterError, match="no such label"):
                 message_to_all(world(0), failing)

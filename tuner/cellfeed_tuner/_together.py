@@ -105,10 +105,11 @@ def message_to_all(
             found = message()
             _call(store, world, "ended", ANSWER_SECONDS)
         except BaseException as error:
-            store.set("message", json.dumps(_failure(error)))
-            store.set("ended", "")
+            # Those that are there: once called, those that have answered.
+            has_called = store.check(["ended"])
+            _leave(store, world, _failure(error), "ended" if has_called else "begun")
             raise
-        store.set("message", json.dumps(found))
+        _leave(store, world, found, "ended")
     return found
 
 
@@ -135,6 +136,7 @@ def message_from_first(
             store.add(f"ended {world.rank}", 1)
             if not _missing(store, ["message"], 2 * ANSWER_SECONDS):
                 message: Message = json.loads(store.get("message"))
+                store.add(f"heard {world.rank}", 1)
                 return message
         msg = (
             f"rank 0, which measures for all, sent nothing for {limit_seconds:,.0f} s; see its "
@@ -206,6 +208,17 @@ def _call(store: "Store", world: World, key: str, seconds: float) -> None:
             "all ranks"
         )
         raise MeasuringError(msg)
+
+
+def _leave(store: "Store", world: World, message: Message, answered: str) -> None:
+    """Leave a message, and wait until the ranks that have answered a call have it.
+
+    The store may end with this process.
+    """
+    store.set("message", json.dumps(message))
+    store.set("ended", "")
+    ranks = [k for k in range(1, world.world_size) if store.check([f"{answered} {k}"])]
+    _missing(store, [f"heard {rank}" for rank in ranks], ANSWER_SECONDS)
 
 
 def _missing(store: "Store", keys: Sequence[str], seconds: float) -> Sequence[str]:

@@ -4,7 +4,6 @@ import json
 import logging
 import mmap
 import os
-import resource
 import struct
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from cellfeed._version import __version__
 from cellfeed.bytes._location import LastingIdentity
-from cellfeed.machine import cache_folder
+from cellfeed.machine import cache_folder, share_of_descriptors
 
 # One file of tables, in which any change is detected.
 #
@@ -373,7 +372,7 @@ def _make_room(folder: Path, n_bytes: int) -> bool:
 
 # Memory-mapping files that do not change, so that processes share their memory.
 
-_SHARE_OF_OPEN_FILES = 8  # of what the process may open; a mapping holds one
+_SHARE_OF_OPEN_FILES = 8  # of what the process may still open; a mapping holds one
 
 # Where a file that another machine removes is gone for whoever has mapped it: a crash.
 _NOT_MAPPED = {"9p", "afs", "cifs", "fuse.sshfs", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"}
@@ -401,9 +400,9 @@ def map_or_read(path: Path) -> NDArray[np.uint8]:
 
 def _may_map(folder: Path) -> bool:
     _mapped[:] = [each for each in _mapped if each() is not None]
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    most = sys.maxsize if limit == resource.RLIM_INFINITY else limit // _SHARE_OF_OPEN_FILES
-    return len(_mapped) < most and file_system(folder) not in _NOT_MAPPED
+    n_mapped = len(_mapped)
+    most = share_of_descriptors(_SHARE_OF_OPEN_FILES, n_mapped)
+    return n_mapped < most and file_system(folder) not in _NOT_MAPPED
 
 
 def file_system(path: Path) -> str:

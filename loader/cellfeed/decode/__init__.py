@@ -26,7 +26,6 @@ from cellfeed.decode._files import (
     OpenFile,
     ZarrFiles,
     identity_of_files,
-    share_of_descriptors,
 )
 from cellfeed.decode._hdf5 import (
     hdf5_array,
@@ -109,7 +108,6 @@ __all__ = [
     "place_selected",
     "rows_of_coordinates",
     "select_columns",
-    "share_of_descriptors",
     "zarr_array",
     "zarr_codec",
     "zarr_has_checksums",

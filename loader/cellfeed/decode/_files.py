@@ -3,8 +3,6 @@
 import itertools
 import math
 import os
-import resource
-import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +24,9 @@ from cellfeed.bytes import (
 )
 from cellfeed.bytes._store import closed_with
 from cellfeed.decode._zarr import ZarrLayout
+from cellfeed.machine import share_of_descriptors
 
-_SHARE_OF_OPEN_FILES = 4  # of what the process may open; others belong to the user's program
+_SHARE_OF_OPEN_FILES = 4  # of what the process may still open; others are the user's program's
 _MOST_LOOKED_AT = 100_000  # files of a folder, which takes 0.2 s
 
 _ABSENT: Identity = (-1, -1)
@@ -189,13 +188,8 @@ class OpenFile:
     def n_more() -> int:
         """Return how many more files of all collections this process may keep open."""
         OpenFile._all = [each for each in OpenFile._all if each() is not None]
-        return max(0, share_of_descriptors(_SHARE_OF_OPEN_FILES) - len(OpenFile._all))
-
-
-def share_of_descriptors(divisor: int) -> int:
-    """Return a part of the descriptors that this process may have, unless their number is free."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return sys.maxsize if limit == resource.RLIM_INFINITY else limit // divisor
+        n_open = len(OpenFile._all)
+        return max(0, share_of_descriptors(_SHARE_OF_OPEN_FILES, n_open) - n_open)
 
 
 def identity_of_files(folder: Path) -> LastingIdentity | None:

@@ -2,11 +2,13 @@
 
 import gc
 import multiprocessing
+import os
 import pickle
 import pkgutil
 import resource
 import shutil
 from collections import Counter
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,7 +126,8 @@ def test_a_second_opening_opens_no_files(write_h5ad, records, counted):
 @pytest.mark.slow
 @pytest.mark.parametrize("is_recorded", [False, True])
 @pytest.mark.parametrize("options", [{}, {"fletcher32": True}])  # which h5py reads
-def test_more_files_than_may_be_open(write_h5ad, tmp_path, records, is_recorded, options):
+@pytest.mark.parametrize("n_taken", [0, 200])  # by the user's program
+def test_more_files_than_may_be_open(write_h5ad, tmp_path, records, is_recorded, options, n_taken):
     one = write_h5ad(sp.csr_matrix(COUNTS), OBS)
     with h5py.File(one, "a") as file:
         values, attributes = file["X/data"][:], dict(file["X/data"].attrs)
@@ -137,7 +140,10 @@ def test_more_files_than_may_be_open(write_h5ad, tmp_path, records, is_recorded,
     if is_recorded:
         opened(paths)
     gc.collect()
-    with limited(resource.RLIMIT_NOFILE, psutil.Process().num_fds() + 20):
+    with ExitStack() as taken:
+        for _ in range(n_taken):
+            taken.enter_context(Path(os.devnull).open())
+        taken.enter_context(limited(resource.RLIMIT_NOFILE, psutil.Process().num_fds() + 20))
         collection = opened(paths)
         for _ in range(2):
             found = dense(collection[:].X)

@@ -30,7 +30,8 @@ from cellfeed.bytes import (
     replaced,
     require_file,
 )
-from cellfeed.decode import OpenFile, share_of_descriptors
+from cellfeed.decode import OpenFile
+from cellfeed.machine import share_of_descriptors
 from cellfeed.sources._anndata._h5file import H5File, external_link, lost_chunks
 from cellfeed.sources._anndata._sizes import check_sizes
 from cellfeed.sources._registry import other_format
@@ -354,16 +355,17 @@ class _LatestFiles:
 
     def add(self, file: LocalH5File) -> None:
         """Add a file that is open now, and close others if there are too many."""
-        most = max(1, min(_MOST_IN_HDF5, share_of_descriptors(_SHARE_OF_HDF5)))
         with self._lock:
             there = [each for known in self._files if (each := known()) not in (None, file)]
+            n_open = len(there) + 1
+            most = max(1, min(_MOST_IN_HDF5, share_of_descriptors(_SHARE_OF_HDF5, n_open)))
             self._files = [weakref.ref(each) for each in (*there, file)][-most:]
-        for each in there[: max(0, len(there) + 1 - most)]:
+        for each in there[: max(0, n_open - most)]:
             each.close()
 
 
 _MOST_IN_HDF5 = 64
-_SHARE_OF_HDF5 = 8  # of the descriptors; others belong to chunks, tables and the user's program
+_SHARE_OF_HDF5 = 8  # of the descriptors that are left; others belong to chunks and tables
 _latest = _LatestFiles()
 os.register_at_fork(after_in_child=_latest.enter_process)
 
