@@ -203,3 +203,17 @@ def test_the_map_of_the_code_is_that_of_the_code(package):
             if importer and name and importer != [name] and not {name, *importer} & others:
                 assert height[name] <= height[importer[0]], f"{module} imports {each}"
     TopologicalSorter(imports).prepare()  # raises an error that names a circle
+
+
+def test_lines_that_a_diff_adds_are_in_the_file():
+    diffs = [
+        (name, line.removeprefix("+"))
+        for document in documents()
+        for language, text in BLOCK.findall(document.read_text())
+        if language == "diff"
+        for name, *lines in (each.splitlines() for each in text.split("--- ") if each)
+        for line in lines
+    ]
+    assert diffs
+    for name, line in diffs:
+        assert f"\n{line}" in (ROOT / name).read_text(), line
