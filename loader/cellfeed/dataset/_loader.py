@@ -231,11 +231,11 @@ class _Workers:
             Workers persist, and have begun another iteration since.
         """
         self._n_begun += 1
-        # One number is drawn for all workers, as by torch, and none for those that persist.
-        if self._n_begun == 1 or not self._is_kept:
-            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self._generator))
-            for k, generator in enumerate(self._generators):
-                generator.manual_seed(seed + k)
+        # One number per epoch, also for workers that persist, as torch draws without workers: so
+        # dropout and other noise of the training loop do not depend on workers.
+        seed = int(torch.empty((), dtype=torch.int64).random_(generator=self._generator))
+        for k, generator in enumerate(self._generators):
+            generator.manual_seed(seed + k)
         number, arriving = self._n_begun, list[Iterator[Any]]()
         for requests, loader in zip(self._requests, self._loaders, strict=True):
             requests.beginning = beginning

@@ -292,12 +292,14 @@ class TestAnIterationThatFailsToBegin:
 @pytest.mark.process
 def test_what_torch_draws_does_not_depend_on_the_number_of_workers(dataset):
     drawn = list[list[float]]()
-    for num_workers in range(3):
+    for num_workers, persist in ((0, False), (1, False), (2, False), (2, True)):
         torch.manual_seed(0)
-        loader = dataset.loader(num_workers)
-        batches(loader)
-        drawn.append([*torch.rand(2).tolist()])
-    assert drawn[0] == drawn[1] == drawn[2]
+        loader = dataset.loader(num_workers, persistent_workers=persist)
+        drawn.append([])
+        for _ in range(3):
+            batches(loader)
+            drawn[-1] += torch.rand(2).tolist()
+    assert drawn == [drawn[0]] * 4
 
 
 @pytest.mark.process
