@@ -8,7 +8,7 @@ interval, and all others with the high end.
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, floor
+from math import ceil, floor, inf
 from pathlib import Path
 from typing import Literal
 
@@ -63,13 +63,14 @@ def folder_of(paths: Sequence[str]) -> Sequence[str]:
 class StoreSample:
     """What a cell takes in a shuffled copy: seconds of one thread, and stored bytes.
 
-    ``loaded_seconds`` and ``loaded_bytes`` are what it takes once it is loaded, per epoch and in
-    memory; None if the cells are loaded already, or cannot be.
+    ``read_seconds`` and ``loaded_seconds`` are what it takes to deliver it from its file and from
+    memory, and ``loaded_bytes`` its size there; None if the cells are loaded already, or cannot be.
     """
 
     encode_seconds: float
     decode_seconds: float
     stored_bytes: float
+    read_seconds: float = inf
     loaded_seconds: float | None = None
     loaded_bytes: float | None = None
     available_bytes: int = 0
@@ -160,7 +161,8 @@ def _load(
     return StorageAdvice(
         action="load",
         block_size=configuration.block_size,
-        least_speedup=found.measured_seconds_per_cell / store.loaded_seconds,
+        least_speedup=min(found.measured_seconds_per_cell, store.read_seconds)
+        / store.loaded_seconds,
         command="collection.load()",
         loaded_bytes=ceil(needed),
         available_bytes=store.available_bytes,
