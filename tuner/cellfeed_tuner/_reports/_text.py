@@ -146,12 +146,20 @@ def sentences(result: AutotuneResult) -> list[_Said]:
         lines += [_Said(f"Recommended: {result.recommended.settings}", 0, "bold green")]
         lines += said("figures", 0)
         lines += [_Said(result.recommended.reason, 2)]
-        lines += said("waiting", 1) + said("prefetch", 5) + said("rivals", 3)
+        lines += said("waiting", 1) + said("prefetch", 5) + said("rivals", _rank_of_rivals(result))
         lines += said("link", 7) + said("mixed_less", 4) + said("longest", _ONLY_EXPLAINED)
     if result.bottleneck is not None:
         lines.append(_Said(result.bottleneck.sentence, 6))
     lines += [_Said(advice.sentence, 4) for advice in result.storage_advice]
     return lines + said("warnings", 1, "bold yellow") + said("untimed", 8)
+
+
+def _rank_of_rivals(result: AutotuneResult) -> int:
+    chosen = result.recommended
+    is_undecided = chosen and (
+        chosen.may_be_surpassed or any(each.is_undecided for each in chosen.rivals)
+    )
+    return 1 if is_undecided else 3
 
 
 def print_report(result: AutotuneResult, saved_as: Path, *, to_stderr: bool = False) -> None:
@@ -218,7 +226,10 @@ def code_to_paste(result: AutotuneResult, saved_as: Path) -> str:
         block_size = chosen.configuration.block_size if chosen else None
         how = f", strategy={strategy.in_python(block_size, rows)}"
     how += ", dense=True" * dataset.dense
-    n_ranks = result.ranks.n_local
+    n_ranks, loader = result.ranks.n_local, ["for minibatch in dataset.loader():"]
+    if chosen is not None and chosen.configuration.num_workers:
+        kept = "loader = dataset.loader(persistent_workers=True)  # they start once"
+        loader = [kept, "for minibatch in loader:"]
     return "\n".join(
         [
             *([f"# torchrun --nproc-per-node {n_ranks} ..."] if n_ranks > 1 else []),
@@ -226,7 +237,7 @@ def code_to_paste(result: AutotuneResult, saved_as: Path) -> str:
             "",
             f"collection = open_collection({arguments})  # and other columns that you train on",
             f"dataset = CellDataset.from_autotune(collection, {str(saved_as)!r}{how}, seed=0)",
-            "for minibatch in dataset.loader():",
+            *loader,
             f"    ...  # minibatch.X, minibatch.obs[{labels[0]!r}], minibatch.rows",
         ]
     )
