@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import ColumnError, FormatError, MismatchError, ParameterError
+from cellfeed._errors import ColumnError, FormatError, MismatchError, require_one_of
 from cellfeed._lazy import pd
 from cellfeed.bytes import Location
 from cellfeed.collection._join_elements import side_by_side
@@ -71,9 +71,7 @@ def read_obs(
     ParameterError
         ``join_obs`` is something else.
     """
-    if join_obs not in get_args(JoinObs):
-        msg = f"`join_obs` must be 'same' or 'outer', but got {join_obs!r}"
-        raise ParameterError(msg)
+    require_one_of("join_obs", join_obs, get_args(JoinObs))
     if not columns:
         return {}
     known = names_of_obs(sources)

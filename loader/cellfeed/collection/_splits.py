@@ -15,6 +15,7 @@ from cellfeed._errors import (
     ColumnError,
     ParameterError,
     require_integer,
+    require_one_of,
     require_positive,
     require_seed,
 )
@@ -637,9 +638,7 @@ def _divided(
     group: LabelsLike | None,
     indices: ArrayLike | None,
 ) -> _Kind:
-    if method not in get_args(Method):
-        msg = f"`method` must be one of {', '.join(get_args(Method))}, but got {method!r}"
-        raise ParameterError(msg)
+    require_one_of("method", method, get_args(Method))
     if method == "multinomial" and stratify is not None:
         msg = "method='multinomial' draws rows independently, which balances nothing; leave out "
         raise ParameterError(msg + "`stratify`, or choose another method")

@@ -115,7 +115,7 @@ ERRORS = {
         {"fractions": [0.999, 0.001], "method": "deterministic"},
         r"^part 1 \(fraction 0.001\) gets none of 20 rows; give fewer parts",
     ),
-    "method": ({"method": "exact"}, "^`method` must be one of deterministic, multinomial, stoch"),
+    "method": ({"method": "exact"}, "^`method` must be one of 'deterministic', 'multinomial', 's"),
     "seed": ({"seed": 0.5}, "^`seed` must be an integer"),
     "no rows": ({"collection": 0}, "^`collection >= 1` must hold"),
     "path": ({"collection": "a.h5ad"}, "open it with `open_collection`"),

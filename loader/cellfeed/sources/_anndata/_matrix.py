@@ -19,9 +19,8 @@ from cellfeed.decode import ChunkedArray, Decoder, SlowRead, can_cast
 from cellfeed.machine import usable_cpu_count
 from cellfeed.rows import CsrChunks, CsrRows, DenseChunks, Layout, summable
 from cellfeed.sources._anndata import _annotations as frames
-from cellfeed.sources._anndata._damage import damage_named
+from cellfeed.sources._anndata._damage import check_sizes, damage_named, table_length
 from cellfeed.sources._anndata._file import AnnDataFile, is_group, text
-from cellfeed.sources._anndata._sizes import check_sizes, table_length
 from cellfeed.sources._source import StoredElement, fill, why_not_cast
 
 
