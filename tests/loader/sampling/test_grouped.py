@@ -236,7 +236,7 @@ class TestLabels:
     def test_are_needed(self, plates):
         with pytest.raises(ParameterError, match="is not read yet"):
             GroupedSampling("plate", 3).n_positions(63)
-        with pytest.raises(ColumnError, match="no obs column 'line'"):
+        with pytest.raises(ColumnError, match="obs has no column 'line'"):
             CellDataset(open_collection(plates, obs=["plate"]), GroupedSampling("line", 2), 8)
 
 
