@@ -229,7 +229,11 @@ def _has_no_categories(series: pd.Series[Any]) -> bool:
 
 
 def _join_numbers(name: str, parts: Sequence[tuple[Location, pd.Series[Any]]]) -> NDArray[Any]:
-    own = [_dtype_of_numbers(series) for _, series in parts]
+    # Missing ones are NaN, of pandas' nullable integers too.
+    own = [
+        np.dtype(np.float64) if _is_nullable(series) else np.asarray(series).dtype
+        for _, series in parts
+    ]
     dtype = np.result_type(*own).newbyteorder("=")
     if all(each.kind in "iu" for each in own) and dtype.kind == "f":  # int64 beside uint64
         dtype = np.dtype(np.int64)
@@ -237,11 +241,6 @@ def _join_numbers(name: str, parts: Sequence[tuple[Location, pd.Series[Any]]]) -
     for (where, _), values in zip(parts, numbers, strict=True):
         require_int64(f"{where}: obs column {name!r}", values)
     return np.concatenate(numbers)
-
-
-def _dtype_of_numbers(series: pd.Series[Any]) -> np.dtype[Any]:
-    # Missing ones are NaN, of pandas' nullable integers too.
-    return np.dtype(np.float64) if _is_nullable(series) else np.asarray(series).dtype
 
 
 def _is_nullable(series: pd.Series[Any]) -> bool:

@@ -188,12 +188,11 @@ class H5File(AnnDataFile):
         """
         self._held = {}
         try:
-            return self._record.get(what, compute, self._own_identity)
+            return self._record.get(
+                what, compute, lambda: None if self.linked_files else self.identity()
+            )
         finally:
             self._held = None
-
-    def _own_identity(self) -> LastingIdentity | None:
-        return None if self.linked_files else self.identity()
 
     def table_cache(self, name: str) -> CachedTables:
         """Return the cache for tables of an array between openings.
