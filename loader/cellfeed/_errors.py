@@ -16,7 +16,7 @@ Each message is one line: what is wrong, where, and the remedy.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from numbers import Integral
 from typing import Any
@@ -109,6 +109,19 @@ def require_positive(name: str, value: Any) -> int:
         msg = f"`{name} >= 1` must hold, but got {name}={value!r}"
         raise ParameterError(msg)
     return int(value)
+
+
+def require_one_of(name: str, value: Any, choices: Sequence[Any]) -> None:
+    """Check that a parameter is one of a few values.
+
+    Raises
+    ------
+    ParameterError
+        It is something else.
+    """
+    if value not in choices:
+        msg = f"`{name}` must be one of {', '.join(map(repr, choices))}, but got {value!r}"
+        raise ParameterError(msg)
 
 
 def require_list(name: str, of: str, value: Any) -> None:

@@ -21,6 +21,7 @@ from cellfeed._errors import (
     require_integer,
     require_list,
     require_not_negative,
+    require_one_of,
     require_positive,
     require_seed,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "require_integer",
     "require_list",
     "require_not_negative",
+    "require_one_of",
     "require_positive",
     "require_seed",
     "require_torch",

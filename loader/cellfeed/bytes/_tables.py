@@ -39,27 +39,31 @@ _CHECKED_FROM = 12
 _ALIGNMENT = 64
 
 
-def size_of(key: bytes, tables: Tables) -> int:
-    """Return the size in bytes of a file with these tables."""
-    return len(_begin(key, tables)) + sum(_padded(table.nbytes) for table in tables.values())
+def _encoded(key: bytes, tables: Tables) -> list[Any]:
+    """Return a file of one-dimensional tables in parts, without its checksum in the first."""
+    described = json.dumps(
+        {
+            "key": key.decode(),
+            "tables": [[name, table.dtype.str, table.size] for name, table in tables.items()],
+        }
+    ).encode()
+    contents = (np.ascontiguousarray(table).view(np.uint8) for table in tables.values())
+    parts = list[Any]()
+    for part in (_HEAD.pack(_MARK, 0, len(described)) + described, *contents):
+        parts += [part, bytes(_padded(len(part)) - len(part))]
+    return parts
 
 
-def write(file: BinaryIO, key: bytes, tables: Tables) -> None:
-    """Write one-dimensional tables."""
-    begin = _begin(key, tables)
-    parts: list[Any] = [begin[_CHECKED_FROM:]]
-    for table in tables.values():
-        content = np.ascontiguousarray(table).view(np.uint8)
-        parts += [content, bytes(_padded(content.size) - content.size)]
-    checksum = 0
-    for part in parts:
+def write(file: BinaryIO, parts: list[Any]) -> None:
+    """Write the parts of a file, with its checksum."""
+    first, *others = parts
+    checksum = zlib.crc32(first[_CHECKED_FROM:])
+    for part in others:
         checksum = zlib.crc32(part, checksum)
-    file.write(_MARK + struct.pack("<I", checksum))
-    for part in parts:
-        file.write(part)
+    file.writelines([_MARK, struct.pack("<I", checksum), first[_CHECKED_FROM:], *others])
 
 
-def parse(content: NDArray[np.uint8], key: bytes) -> Tables:
+def _parsed(content: NDArray[np.uint8], key: bytes) -> Tables:
     """Return the tables in the content of a file, as views of it.
 
     Raises
@@ -83,18 +87,6 @@ def parse(content: NDArray[np.uint8], key: bytes) -> Tables:
     if first != content.size:
         raise ValueError("the size of a file of tables does not match its tables")
     return tables
-
-
-def _begin(key: bytes, tables: Tables) -> bytes:
-    """Return everything before the tables, with the checksum not yet set."""
-    described = json.dumps(
-        {
-            "key": key.decode(),
-            "tables": [[name, table.dtype.str, table.size] for name, table in tables.items()],
-        }
-    ).encode()
-    head = _HEAD.pack(_MARK, 0, len(described)) + described
-    return head + bytes(_padded(len(head)) - len(head))
 
 
 def _padded(n_bytes: int) -> int:
@@ -309,7 +301,7 @@ def _read(key: bytes, *, is_mapped: bool = True) -> Tables | None:
         with suppress(FileNotFoundError):
             content = map_or_read(path) if is_mapped else np.fromfile(path, np.uint8)
             content.flags.writeable = False
-            found = parse(content, key)
+            found = _parsed(content, key)
             with suppress(OSError):
                 os.utime(path)  # time of the last use
             return found
@@ -333,12 +325,13 @@ def _tell(error: Exception) -> None:
 def _write_file(path: Path, key: bytes, tables: Tables) -> None:
     """Write a file, unless the folder is full of tables in use."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _make_room(path.parent, size_of(key, tables)):
+    parts = _encoded(key, tables)
+    if not _make_room(path.parent, sum(map(len, parts))):
         return
     descriptor, unfinished = tempfile.mkstemp(suffix=_UNFINISHED, dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            write(file, key, tables)
+            write(file, parts)
         Path(unfinished).replace(path)
     except BaseException:
         Path(unfinished).unlink(missing_ok=True)

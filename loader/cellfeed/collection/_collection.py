@@ -726,7 +726,11 @@ class Collection:
                     positions=positions,
                     column_map=None if maps is None else maps[k],
                 )
-                parts[name].append(part.as_stored(positions.start))
+                if stored.row_order is not None:
+                    in_storage = stored.row_order[own]
+                    order = np.argsort(in_storage)
+                    part = replace(part, rows=in_storage[order], positions=positions.start + order)
+                parts[name].append(part)
         return parts
 
     def chunk_starts(self) -> ChunkStarts:

@@ -9,7 +9,13 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError, MismatchError, ParameterError, require_list
+from cellfeed._errors import (
+    FormatError,
+    MismatchError,
+    ParameterError,
+    require_list,
+    require_one_of,
+)
 from cellfeed._lazy import pd
 from cellfeed.bytes import Location, threads_until_left
 from cellfeed.bytes._remote import outside_lock
@@ -99,9 +105,7 @@ class Genes:
         *,
         of_first: bool = False,
     ) -> None:
-        if join_vars not in get_args(JoinVars):
-            msg = f"`join_vars` must be 'same', 'inner' or 'outer', but got {join_vars!r}"
-            raise ParameterError(msg)
+        require_one_of("join_vars", join_vars, get_args(JoinVars))
         if names is not None:
             if join_vars != "same":
                 msg = (

@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import ColumnError, FormatError, MismatchError, ParameterError
+from cellfeed._errors import ColumnError, FormatError, MismatchError, require_one_of
 from cellfeed._lazy import pd
 from cellfeed.bytes import Location
 from cellfeed.collection._join_elements import side_by_side
@@ -71,9 +71,7 @@ def read_obs(
     ParameterError
         ``join_obs`` is something else.
     """
-    if join_obs not in get_args(JoinObs):
-        msg = f"`join_obs` must be 'same' or 'outer', but got {join_obs!r}"
-        raise ParameterError(msg)
+    require_one_of("join_obs", join_obs, get_args(JoinObs))
     if not columns:
         return {}
     known = names_of_obs(sources)
@@ -231,7 +229,11 @@ def _has_no_categories(series: pd.Series[Any]) -> bool:
 
 
 def _join_numbers(name: str, parts: Sequence[tuple[Location, pd.Series[Any]]]) -> NDArray[Any]:
-    own = [_dtype_of_numbers(series) for _, series in parts]
+    # Missing ones are NaN, of pandas' nullable integers too.
+    own = [
+        np.dtype(np.float64) if _is_nullable(series) else np.asarray(series).dtype
+        for _, series in parts
+    ]
     dtype = np.result_type(*own).newbyteorder("=")
     if all(each.kind in "iu" for each in own) and dtype.kind == "f":  # int64 beside uint64
         dtype = np.dtype(np.int64)
@@ -239,11 +241,6 @@ def _join_numbers(name: str, parts: Sequence[tuple[Location, pd.Series[Any]]]) -
     for (where, _), values in zip(parts, numbers, strict=True):
         require_int64(f"{where}: obs column {name!r}", values)
     return np.concatenate(numbers)
-
-
-def _dtype_of_numbers(series: pd.Series[Any]) -> np.dtype[Any]:
-    # Missing ones are NaN, of pandas' nullable integers too.
-    return np.dtype(np.float64) if _is_nullable(series) else np.asarray(series).dtype
 
 
 def _is_nullable(series: pd.Series[Any]) -> bool:

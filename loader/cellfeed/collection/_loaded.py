@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import DeliveryError, ParameterError, one_line
 from cellfeed._progress import ProgressLine
-from cellfeed._runs import Runs, expand
 from cellfeed.bytes import Location
 from cellfeed.bytes._buffers import SharedFile
 from cellfeed.bytes._lent import can_lend
@@ -30,15 +29,14 @@ from cellfeed.rows import (
     Cells,
     Chunks,
     CsrChunks,
-    CsrRows,
     DenseChunks,
     Layout,
     RaggedChunks,
     RaggedRows,
 )
 from cellfeed.sampling import EpochPlan, Streaming
-from cellfeed.sources import StoredElement
 from cellfeed.sources._in_memory import array_in_memory
+from cellfeed.sources._source import ChunkedElement
 
 _FETCH_BYTES = 32 << 20  # of rows that are read together
 _REQUESTED_BYTES = 256 << 20  # of stored rows that are requested from servers at a time
@@ -180,7 +178,7 @@ def _dtype_of_indices(n_columns: int) -> np.dtype[Any]:
 # Rows in shared memory.
 
 
-class LoadedRows(StoredElement):
+class LoadedRows(ChunkedElement):
     """Rows of an element of a collection, with its columns.
 
     Parameters
@@ -205,15 +203,14 @@ class LoadedRows(StoredElement):
         self._given = layout, row_shape, n_rows, values, pointers, indices
         self._arrays = [each.values for each in (values, pointers, indices) if each is not None]
         self.layout, self.dtype, self.shape = layout, values.values.dtype, (n_rows, *row_shape)
-        self._row_size = math.prod(row_shape)
         self._chunks: Chunks
         if pointers is None:
-            self._chunks = DenseChunks(values.chunked(), self._row_size)
+            self._chunks = DenseChunks(values.chunked(), math.prod(row_shape))
         elif indices is None:
             self._chunks = RaggedChunks(pointers.values, values.chunked())
         else:
             arrays = indices.chunked(), values.chunked()
-            self._chunks = CsrChunks(pointers.values, *arrays, self._row_size)
+            self._chunks = CsrChunks(pointers.values, *arrays, row_shape[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._given
@@ -222,33 +219,9 @@ class LoadedRows(StoredElement):
         """Return its size in memory, in bytes."""
         return sum(each.nbytes for each in self._arrays)
 
-    def row_lengths(self, runs: Runs) -> NDArray[np.int64] | None:
-        """Return the number of elements of each row; None if rows are dense."""
-        return None if self.layout == "dense" else self._extents(runs)[1]
-
     def chunked(self) -> Chunks:
         """Return the rows in memory."""
         return self._chunks
-
-    def read_rows(self, runs: Runs) -> CsrRows | RaggedRows | NDArray[Any]:
-        """Return rows, for dtypes that compiled code does not cast to."""
-        starts, lengths = self._extents(runs)
-        taken = expand(np.stack([starts, starts + lengths], axis=1))
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        values, *others = self._arrays
-        if self.layout == "dense":
-            return values[taken].reshape(-1, *self.shape[1:])
-        if self.layout == "ragged":
-            return RaggedRows(offsets, values[taken])
-        return CsrRows(offsets, others[1][taken], values[taken], self._row_size)
-
-    def _extents(self, runs: Runs) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the first element of each row, and the number of its elements."""
-        rows = expand(runs)
-        if self.layout == "dense":
-            return rows * self._row_size, np.full(rows.size, self._row_size, np.int64)
-        pointers = self._arrays[1]
-        return pointers[rows], pointers[rows + 1] - pointers[rows]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import ParameterError
+from cellfeed._errors import ParameterError, one_line
 from cellfeed._lazy import pd
 from cellfeed.rows import CategoricalColumn, ObsColumn
 
@@ -103,7 +103,7 @@ class Query:
             pandas cannot compare columns of these dtypes.
         """
         for name in self._conditions:
-            if not _are_booleans(columns[name]):
+            if columns[name].dtype.kind != "b":
                 raise self._refused(
                     f"{name!r} is not true or false; compare it, as in `{name} == 1`"
                 )
@@ -118,10 +118,11 @@ class Query:
                     resolvers=[{self._placeholder(name): columns[name] for name in self.columns}],
                 )
         except Exception as error:  # whatever pandas raises of a dtype
-            said = _PLACEHOLDER.sub(lambda match: repr(self.columns[int(match[1])]), str(error))
-            what = " ".join(said.split()) or type(error).__name__
+            what = _PLACEHOLDER.sub(
+                lambda match: repr(self.columns[int(match[1])]), one_line(error)
+            )
             raise self._refused(f"pandas cannot evaluate it: {what}") from error
-        if not isinstance(found, pd.Series) or not _are_booleans(found):
+        if not isinstance(found, pd.Series) or found.dtype.kind != "b":
             raise self._refused("gives values that are not true or false; compare them")
         return found.to_numpy(dtype=bool, na_value=False)
 
@@ -212,11 +213,6 @@ class Query:
         return ast.List(constants, ast.Load())
 
 
-def _are_booleans(series: pd.Series[Any]) -> bool:
-    is_category = isinstance(series.dtype, pd.CategoricalDtype)  # which may be of booleans
-    return not is_category and pd.api.types.is_bool_dtype(series.dtype)
-
-
 # Rows whose obs fulfil a condition.
 
 _ROWS_AT_ONCE = 1 << 18
@@ -239,36 +235,32 @@ def rows_where(query: Query, columns: Mapping[str, ObsColumn], n_rows: int) -> N
     ParameterError
         pandas cannot compare columns of these dtypes.
     """
-    take = {name: _series_of(columns[name]) for name in query.columns}
+    arrays = {name: _array_of(columns[name]) for name in query.columns}
     found = [np.empty(0, np.int64)]
     for start in range(0, n_rows, _ROWS_AT_ONCE):
         part = slice(start, start + _ROWS_AT_ONCE)
-        holds = query.evaluate({name: series(part) for name, series in take.items()})
+        holds = query.evaluate({name: _series_of(each[part]) for name, each in arrays.items()})
         found.append(np.flatnonzero(holds) + start)
     return np.concatenate(found)
 
 
-def _series_of(column: ObsColumn) -> Callable[[slice], pd.Series[Any]]:
-    """Return a function that makes a pandas series of some rows of a column.
+def _array_of(column: ObsColumn) -> Any:
+    """Return a column as NumPy or pandas represents it; categories stay codes.
 
-    Categories stay codes, except for booleans, unless these are categories with missing values.
+    Booleans are categories only if some that are not pandas' NA are missing.
     """
     if not isinstance(column, CategoricalColumn):
-        numbers = column.values
-        if column.is_nullable:
-            return lambda part: pd.Series(
-                pd.arrays.FloatingArray(numbers[part], np.isnan(numbers[part]))
-            )
-        is_narrow = numbers.dtype.kind in "iu" and numbers.dtype != np.uint64
-        wide = np.dtype(np.int64) if is_narrow else numbers.dtype  # so that results do not wrap
-        return lambda part: pd.Series(numbers[part].astype(wide, copy=False))
-    codes = column.codes
-    has_missing = bool(codes.min(initial=0) < 0)
+        values = column.values
+        return pd.arrays.FloatingArray(values, np.isnan(values)) if column.is_nullable else values
+    are_missing = column.codes < 0
     kinds = {type(each) for each in column.categories}
-    if column.is_nullable or (kinds and kinds <= {bool, np.bool_} and not has_missing):
+    if column.is_nullable or (kinds and kinds <= {bool, np.bool_} and not are_missing.any()):
         values = np.append(column.categories.astype(bool), [False])  # the last is of code -1
-        if not has_missing:
-            return lambda part: pd.Series(values[codes[part]])
-        return lambda part: pd.Series(pd.arrays.BooleanArray(values[codes[part]], codes[part] < 0))
-    dtype = pd.CategoricalDtype(pd.Index(column.categories))
-    return lambda part: pd.Series(pd.Categorical.from_codes(codes[part], dtype=dtype))
+        return pd.arrays.BooleanArray(values[column.codes], are_missing)
+    return pd.Categorical.from_codes(column.codes, pd.Index(column.categories))
+
+
+def _series_of(values: Any) -> pd.Series[Any]:
+    """Return a series of some rows, whose integers are wide so that results do not wrap."""
+    is_narrow = values.dtype.kind in "iu" and values.dtype != np.uint64
+    return pd.Series(values.astype(np.int64, copy=False) if is_narrow else values)

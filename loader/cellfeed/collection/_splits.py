@@ -15,6 +15,7 @@ from cellfeed._errors import (
     ColumnError,
     ParameterError,
     require_integer,
+    require_one_of,
     require_positive,
     require_seed,
 )
@@ -24,7 +25,7 @@ from cellfeed.collection._indexables import count_rows
 from cellfeed.collection._rounding import as_weights, controlled_rounding, sizes_of_parts
 from cellfeed.sampling import derive_key, random_words
 from cellfeed.sampling._base import has_masked, require_row_numbers
-from cellfeed.sampling._labels import factorized
+from cellfeed.sampling._labels import column_of, factorized
 
 # Labels for splits: obs columns by name, or arrays.
 
@@ -79,9 +80,9 @@ def labels_of(
     Raises
     ------
     ColumnError
-        obs has no such column.
+        obs has no such column, or there is no obs.
     ParameterError
-        The number of labels is not the number of rows, or the collection has no obs.
+        The number of labels is not the number of rows.
     """
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
@@ -109,19 +110,8 @@ def _columns(
     if isinstance(collection, Collection):
         read = collection.read_obs(names)
         return [factorized(read[name]) for name in names]
-    obs = getattr(collection, "obs", None)
-    if obs is None:
-        msg = (
-            f"`{parameter}` names the obs column {names[0]!r}, but a "
-            f"{type(collection).__name__} has no obs; give an array with a label for each row"
-        )
-        raise ParameterError(msg)
-    for name in names:
-        if name not in obs:
-            there = ", ".join(map(str, obs)) or "none"
-            msg = f"`{parameter}`: obs has no column {name!r}; its columns are: {there}"
-            raise ColumnError(msg)
-    return [_of_array(obs[name], parameter, n_rows) for name in names]
+    columns = (column_of(collection, name, parameter) for name in names)
+    return [_of_array(each, parameter, n_rows) for each in columns]
 
 
 def _of_array(
@@ -327,36 +317,32 @@ def _cuts(sizes: NDArray[np.int64], fractions: NDArray[np.float64]) -> NDArray[n
 Rows = NDArray[np.int64]
 
 
+@dataclass(eq=False, repr=False)
 class _Parts:
     """Rows divided into parts.
 
     Parameters
     ----------
-    rows
+    _split_rows
         The rows that were split, ascending, as often as given, shape (n_rows,); all if None.
-    parts
+    _parts
         Part of each row, shape (n_rows,).
-    requested
+    _requested
         The requested fractions.
-    sizes
+    _sizes
         Number of rows in each part, shape (n_parts,).
-    table
+    _table
         Number of rows of each label of ``stratify`` in each part, if given.
-    n_groups
+    _n_groups
         Number of groups that were kept whole, if any.
     """
 
-    def __init__(
-        self,
-        rows: Rows | None,
-        parts: NDArray[np.unsignedinteger],
-        requested: NDArray[np.float64],
-        sizes: NDArray[np.int64],
-        table: pd.DataFrame | None,
-        n_groups: int | None,
-    ) -> None:
-        self._split_rows, self._parts, self._requested = rows, parts, requested
-        self._sizes, self._table, self._n_groups = sizes, table, n_groups
+    _split_rows: Rows | None
+    _parts: NDArray[np.unsignedinteger]
+    _requested: NDArray[np.float64]
+    _sizes: NDArray[np.int64]
+    _table: pd.DataFrame | None
+    _n_groups: int | None
 
     def _rows_where(self, is_in: NDArray[np.bool_]) -> Rows:
         """Return the rows that a mask of the split rows selects, ascending."""
@@ -637,9 +623,7 @@ def _divided(
     group: LabelsLike | None,
     indices: ArrayLike | None,
 ) -> _Kind:
-    if method not in get_args(Method):
-        msg = f"`method` must be one of {', '.join(get_args(Method))}, but got {method!r}"
-        raise ParameterError(msg)
+    require_one_of("method", method, get_args(Method))
     if method == "multinomial" and stratify is not None:
         msg = "method='multinomial' draws rows independently, which balances nothing; leave out "
         raise ParameterError(msg + "`stratify`, or choose another method")

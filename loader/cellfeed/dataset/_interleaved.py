@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import ParameterError, StateError, require_positive
+from cellfeed._errors import ParameterError, StateError, require_one_of, require_positive
 from cellfeed.dataset._cell_dataset import CellDataset, Minibatches
 from cellfeed.dataset._loader import MinibatchLoader, loader_over, to_be_called
 from cellfeed.dataset._ranks import CommonSeed
@@ -92,9 +92,7 @@ class InterleavedDatasets(ResumableDataset):
             raise ParameterError(msg)
         super().__init__(self.datasets[0]._ranks, self.datasets[0].streams)  # noqa: SLF001
         self._counters.parts = [each.counters for each in self.datasets]
-        if stop not in get_args(Stop):
-            msg = f"`stop` must be one of {get_args(Stop)}, but got {stop!r}"
-            raise ParameterError(msg)
+        require_one_of("stop", stop, get_args(Stop))
         self.proportions = None if proportions is None else self._checked(proportions)
         self.stop = stop
         self.n_minibatches = (

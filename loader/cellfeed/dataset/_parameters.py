@@ -5,16 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast, get_args
 
 import numpy as np
 import psutil
 from numpy.typing import DTypeLike
 
-from cellfeed._errors import ParameterError, require_positive
+from cellfeed._errors import ParameterError, require_one_of, require_positive
 from cellfeed._torch import HAS_TORCH, torch
 from cellfeed.collection import Collection
-from cellfeed.decode import Verify, check_verify
+from cellfeed.decode import Verify
 from cellfeed.fetch import RowTransform, Transforms, as_stored, split_steps
 from cellfeed.machine import usable_memory_bytes
 from cellfeed.rows import Cells, Dtypes, Element
@@ -72,7 +72,7 @@ class ReadOptions:
         for name in ("num_threads", "prefetch", "prefetch_bytes"):
             if getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
-        check_verify(self.verify)
+        require_one_of("verify", self.verify, get_args(Verify))
 
 
 def require_that_they_apply(collection: Any, *, is_read_here: bool, **given: object) -> None:

@@ -78,9 +78,6 @@ def position_of(state: Any, identity: Mapping[str, Any]) -> Position:
     if isinstance(version, int) and version > _VERSION:
         msg = f"the state has version {version}, but this cellfeed knows up to {_VERSION}"
         raise StateError(f"{msg}; update cellfeed")
-    if version == 1:
-        msg = "the state has version 1, in which the order depended on workers; begin a new run"
-        raise StateError(msg)
     if version != _VERSION:
         raise StateError(f"the state is damaged: it has {version=}; load an earlier one")
     content = {name: value for name, value in state.items() if name != "checksum"}

@@ -20,7 +20,7 @@ from cellfeed.decode._array import (
     chunk_grid,
     pieced_array,
 )
-from cellfeed.decode._decoder import Counter, Counters, Decoder, SlowRead, Verify, check_verify
+from cellfeed.decode._decoder import Counter, Counters, Decoder, SlowRead, Verify
 from cellfeed.decode._files import (
     FolderFiles,
     OpenFile,
@@ -88,7 +88,6 @@ __all__ = [
     "can_cast",
     "can_decode",
     "check_grid",
-    "check_verify",
     "chunk_codec",
     "chunk_grid",
     "divide_reads",

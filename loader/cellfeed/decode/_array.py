@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import ParameterError
+from cellfeed._errors import require_one_of
 from cellfeed.bytes import ByteStore
 from cellfeed.decode import _kernels as kernels
 from cellfeed.decode._kernels import _fields as fields
@@ -290,9 +290,7 @@ def chunk_codec(name: str) -> int:
     0
     """
     codecs = {"none": STORED, **ZARR_CODECS, "lzf": LZF}
-    if name not in codecs:
-        msg = f"`codec` must be one of {', '.join(map(repr, codecs))}, but got {name!r}"
-        raise ParameterError(msg)
+    require_one_of("codec", name, [*codecs])
     return codecs[name]
 
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import ParameterError
 from cellfeed.bytes._buffers import BufferPool
 from cellfeed.decode import _kernels as kernels
 
@@ -217,21 +216,6 @@ class Decoder:
         """Call a function with each item, concurrently."""
         in_turn = map if self.threads is None else self.threads.map
         return list(in_turn(function, items))
-
-
-def check_verify(verify: Verify) -> Verify:
-    """Return how often chunks are checked.
-
-    Raises
-    ------
-    ParameterError
-        It is not "first", "always" or "never".
-    """
-    if verify not in get_args(Verify):
-        modes = ", ".join(map(repr, get_args(Verify)))
-        msg = f"`verify` must be one of {modes}, but got {verify!r}"
-        raise ParameterError(msg)
-    return verify
 
 
 # Why an array is read slowly.

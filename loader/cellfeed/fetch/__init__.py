@@ -1,9 +1,15 @@
 """Reading fetches: planning, prefetching, laying out rows in memory."""
 
-from cellfeed.fetch._parts import Part, Transforms, as_stored
+from cellfeed.fetch._parts import (
+    Part,
+    ReplaceRows,
+    RowTransform,
+    Transforms,
+    as_stored,
+    split_steps,
+)
 from cellfeed.fetch._prefetch import Pools, Stage, in_stages, load_tables, prefetched
 from cellfeed.fetch._reader import PlannedRead, Readable, Reader, fetches_of
-from cellfeed.fetch._row_transform import ReplaceRows, RowTransform, split_steps
 
 __all__ = [
     "Part",

@@ -115,20 +115,13 @@ class PartRows:
 
     def announced(self) -> list[ChunkReads]:
         """Return the chunks that the rows may need, for reading without placing."""
-        chunks, rows = self.chunks, self.part.rows
-        if chunks is None:
+        if self.chunks is None:
             return []
-        if not isinstance(chunks, SparseChunks):
-            return [chunks.reads(rows, np.zeros(rows.size, np.int64), chunks.dtype)]
-        assert self.extents is not None  # noqa: S101 - of sparse chunks
-        extents, indices = self.extents, self.indices
-        ranges = extents.counts, np.zeros_like(extents.counts)
-        if indices is None:
-            stored_indices = chunks.indices
-            indices = stored_indices.reads_of_ranges(
-                extents.in_indices, *ranges, stored_indices.dtype
-            )
-        return [indices, chunks.data.reads_of_ranges(extents.firsts, *ranges, chunks.dtype)]
+        nowhere = np.zeros(self.part.rows.size, np.int64)
+        dtypes = [np.dtype(np.int64), self.chunks.dtype]
+        target = RowTarget(lengths=nowhere, destinations=[nowhere, nowhere], dtypes=dtypes)
+        reads, _ = self.requests(target, None)
+        return reads if self.indices is None else [self.indices, reads[-1]]
 
     def read(self, n_columns: int, decoder: Decoder) -> "PartRows":
         """Return the same rows after reading them, since their lengths are unknown.

@@ -1,19 +1,20 @@
 """The rows of one source in a fetch, and the transforms of elements."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Self
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._errors import FormatError
 from cellfeed._runs import Runs, merge_consecutive
+from cellfeed.bytes._buffers import BufferPool
 from cellfeed.decode import Counters, ValueSteps
-from cellfeed.fetch._row_transform import Step
-from cellfeed.rows import Chunks, ColumnMap, CsrRows, Layout, RaggedRows, RowTarget
+from cellfeed.rows import Chunks, ColumnMap, CsrRows, Element, Layout, RaggedRows, RowTarget
 from cellfeed.sources import Source, StoredElement
 from cellfeed.transforms import Transform
 
@@ -39,15 +40,6 @@ class Part:
     rows: NDArray[np.int64]
     positions: slice | NDArray[np.intp]
     column_map: ColumnMap | None
-
-    def as_stored(self, first: int) -> "Part":
-        """Return rows of cells, which ascend from ``first``, as stored rows."""
-        row_order = self.stored.row_order
-        if row_order is None:
-            return self
-        stored_rows = row_order[self.rows]
-        order = np.argsort(stored_rows)
-        return replace(self, rows=stored_rows[order], positions=first + order)
 
     @property
     def runs(self) -> Runs:
@@ -151,13 +143,6 @@ class Part:
         except ValueError as error:
             raise self.wrong(error) from error
 
-    def check_columns(self, indices: NDArray[Any], target: RowTarget) -> bool:
-        """Check the columns of rows that were decoded to their destinations; see `put`."""
-        try:
-            return target.check_columns(indices, self.stored.shape[1])
-        except ValueError as error:
-            raise self.wrong(error) from error
-
     def wrong(self, what: object) -> FormatError:
         """Return the error for rows that do not match the source's description."""
         msg = (
@@ -168,6 +153,90 @@ class Part:
 
 
 _TYPES = {"csr": CsrRows, "dense": np.ndarray, "ragged": RaggedRows}
+
+
+# Transforms that replace the rows of an element in each minibatch, such as tokenizers.
+
+
+class ReplaceRows(Protocol):
+    """Makes what a minibatch has in place of rows; called by several threads at once."""
+
+    def __call__(
+        self, rows: CsrRows | NDArray[Any], numbers: NDArray[np.int64], key: int, pool: BufferPool
+    ) -> dict[str, Any]:
+        """Return arrays, `RaggedRows` or `CsrRows` of as many rows, by the name they get.
+
+        Parameters
+        ----------
+        rows
+            Rows of one minibatch, float32 or float64, to which transforms of values have been
+            applied: sparse, or dense of shape (n_rows, n_columns).
+        numbers
+            Row of each in the collection, int64, shape (n_rows,).
+        key
+            Key of (seed, epoch), for what is drawn at random; see `cellfeed.sampling.random_words`.
+        pool
+            Memory for large arrays: ``pool.acquire(n_bytes).array(dtype, n)``. It is used again
+            once the minibatch is dropped.
+        """
+        ...
+
+
+class RowTransform(ABC):
+    """Base class of what replaces the rows of an element in each minibatch, such as tokenizers.
+
+    In ``CellDataset(transform=[...])`` it comes after transforms of values
+    (`cellfeed.transforms`), which are applied while rows are placed. Other row transforms that it
+    knows may follow it, as the masking of tokens does. The decoding threads call it once the rows
+    of a minibatch have arrived. Derived classes are frozen dataclasses, whose fields identify them
+    in states.
+    """
+
+    @property
+    @abstractmethod
+    def row_bytes(self) -> int:
+        """Upper bound of what a row takes in a minibatch, in bytes."""
+
+    @abstractmethod
+    def require_fit(self, element: Element, following: Sequence["RowTransform"]) -> None:
+        """Check that it can replace the rows of an element; called before anything is read.
+
+        Parameters
+        ----------
+        element
+            The element, with ``name``, ``layout``, ``row_shape`` and ``column_names``.
+        following
+            The row transforms after it.
+
+        Raises
+        ------
+        ParameterError
+            It does not fit the element or what follows.
+        """
+
+    @abstractmethod
+    def bind(
+        self, element: Element, following: Sequence["RowTransform"], counters: Counters
+    ) -> ReplaceRows:
+        """Return the function that replaces rows of an element; parameters as above.
+
+        ``counters`` count what is made, as ``counters.add(Counter.TOKENS, n)``.
+        """
+
+    def warn(self, element: Element) -> None:  # noqa: B027 - most have nothing to say
+        """Warn of what is probably not meant; called once for each dataset."""
+
+
+Step = Transform | RowTransform
+
+
+def split_steps(
+    steps: Sequence[Step],
+) -> tuple[list[Transform], RowTransform | None, list[RowTransform]]:
+    """Return transforms of values, the row transform after them, and what follows that."""
+    of_rows = [each for each in steps if isinstance(each, RowTransform)]
+    of_values = [each for each in steps if isinstance(each, Transform)]
+    return of_values, next(iter(of_rows), None), of_rows[1:]
 
 
 # Transforms of one element, before and after sparse rows are made dense.
@@ -192,8 +261,7 @@ def as_stored(transforms: Sequence[Transform], layout: Layout) -> Sequence[Trans
     return list(takewhile(lambda each: each.keeps_zeros, transforms))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ElementTransforms:
+class ElementTransforms(NamedTuple):
     """Transforms of one element, compiled.
 
     Parameters
@@ -206,16 +274,3 @@ class ElementTransforms:
 
     stored: ValueSteps
     dense: ValueSteps
-
-    @classmethod
-    def of(
-        cls,
-        transforms: Sequence[Transform],
-        layout: Layout,
-        dtype: np.dtype[Any],
-        counters: Counters,
-    ) -> Self:
-        """Return the compiled transforms for rows of a layout and dtype, float32 or float64."""
-        stored = as_stored(transforms, layout)
-        dense = transforms[len(stored) :]
-        return cls(ValueSteps(stored, dtype, counters), ValueSteps(dense, dtype, counters))

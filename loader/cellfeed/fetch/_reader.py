@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol, Self
 
@@ -12,11 +13,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.bytes._buffers import Buffer, bind
-from cellfeed.decode import ChunkReads, Counter, Counters, Decoder, Verify, divide_reads, kernels
+from cellfeed.decode import (
+    ChunkReads,
+    Counter,
+    Counters,
+    Decoder,
+    ValueSteps,
+    Verify,
+    divide_reads,
+    kernels,
+)
 from cellfeed.fetch._element_read import ElementRead, PartRows, RowLayout, Selections
-from cellfeed.fetch._parts import ElementTransforms, Part, Transforms
+from cellfeed.fetch._parts import (
+    ElementTransforms,
+    Part,
+    ReplaceRows,
+    Transforms,
+    as_stored,
+    split_steps,
+)
 from cellfeed.fetch._prefetch import ByteBudget, Pools, Stage, in_stages, prefetched
-from cellfeed.fetch._row_transform import ReplaceRows, split_steps
 from cellfeed.machine import usable_cpu_count
 from cellfeed.rows import Cells, CsrRows, Dtypes, Element, Group, ObsColumn, dtypes_of
 from cellfeed.sampling import Fetch, Share
@@ -179,8 +195,10 @@ class Reader:
         for name, steps in (transforms or {}).items():
             element, (of_values, of_rows, following) = collection.elements[name], split_steps(steps)
             if of_values:
-                self._transforms[name] = ElementTransforms.of(
-                    of_values, element.layout, self._dtypes[name], self._counters
+                n = len(as_stored(of_values, element.layout))
+                of_dtype = partial(ValueSteps, dtype=self._dtypes[name], counters=self._counters)
+                self._transforms[name] = ElementTransforms(
+                    of_dtype(of_values[:n]), of_dtype(of_values[n:])
                 )
             if of_rows is not None:
                 self._replaced[name] = of_rows.bind(element, following, self._counters)

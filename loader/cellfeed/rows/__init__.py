@@ -17,8 +17,8 @@ from cellfeed.rows._arrays import (
     require_torch_dtype,
     summable,
 )
-from cellfeed.rows._cells import Cells
 from cellfeed.rows._element import (
+    Cells,
     Chunks,
     ColumnMap,
     ColumnNames,

@@ -108,13 +108,6 @@ class RowTarget:
         place_elements(values, starts, lengths, self.destinations[-1], self.dtype)
         return ascending
 
-    def check_columns(self, indices: NDArray[Any], n_columns: int) -> bool:
-        """Check column indices that are where they belong, row after row; see `put`."""
-        starts, addresses = np.cumsum(self.lengths) - self.lengths, self.destinations[0]
-        return place_elements(
-            indices, starts, self.lengths, addresses, indices.dtype, index_limit=n_columns
-        )
-
     def _check_lengths(self, lengths: NDArray[Any]) -> None:
         if not np.array_equal(lengths, self.lengths):
             raise ValueError("the lengths of rows differ from the stated ones")

@@ -22,7 +22,7 @@ from cellfeed.sampling._base import (
 from cellfeed.sampling._permutation import Permutation, derive_key, random_below
 
 if TYPE_CHECKING:
-    from cellfeed.sampling._aligned_blocks import AlignedBlocks
+    from cellfeed.sampling._kernels import AlignedBlocks
 
 
 # Which rows are the first to begin in a chunk of storage.
@@ -73,7 +73,7 @@ class ChunkStarts:
     def blocks(self, indices: NDArray[np.int64] | None, block_size: int) -> "AlignedBlocks":
         """Return the aligned blocks of all rows, or of the given ascending rows."""
         # It needs numba, which only those wait for who ask for it.
-        from cellfeed.sampling._aligned_blocks import AlignedBlocks  # noqa: PLC0415
+        from cellfeed.sampling._kernels import AlignedBlocks  # noqa: PLC0415
 
         n = self.n_rows if indices is None else indices.size
         rows = np.empty(0, np.int64) if indices is None else indices

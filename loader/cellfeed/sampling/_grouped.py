@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._errors import ParameterError, require_positive
+from cellfeed._errors import ParameterError, require_one_of, require_positive
 from cellfeed.sampling._base import (
     EpochOrder,
     SamplingStrategy,
@@ -23,7 +23,6 @@ from cellfeed.sampling._labels import (
     label_codes,
     not_bound,
 )
-from cellfeed.sampling._masses import CellMasses, masses_of
 from cellfeed.sampling._permutation import (
     Permutation,
     derive_key,
@@ -32,8 +31,10 @@ from cellfeed.sampling._permutation import (
     random_words,
 )
 from cellfeed.sampling._weighted import (
+    CellMasses,
     SystematicDraws,
     checked_weights,
+    masses_of,
     of_cells,
     require_length,
     require_some,
@@ -196,9 +197,7 @@ class GroupedSampling(SamplingStrategy):
                 f"set_size={self.set_size}, block_size={self.block_size}"
             )
             raise ParameterError(msg)
-        if self.leftover not in get_args(Leftover):
-            msg = f"`leftover` must be one of {get_args(Leftover)}, but got {self.leftover!r}"
-            raise ParameterError(msg)
+        require_one_of("leftover", self.leftover, get_args(Leftover))
         if self.leftover == "smaller" and self.weights is not None:
             msg = (
                 "leftover='smaller' visits each cell once, but `weights` do not; leave one of "

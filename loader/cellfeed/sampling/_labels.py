@@ -183,19 +183,32 @@ def combined(columns: list[Codes]) -> Codes:
     return np.where(is_missing, -1, joint)
 
 
-def column_of(collection: Any, name: str) -> Any:
-    """Return an obs column of a collection, or raise `ColumnError` if there is none."""
+def column_of(collection: Any, name: str, parameter: str = "labels") -> Any:
+    """Return an obs column of a collection, or of another object with ``obs``.
+
+    Parameters
+    ----------
+    collection, name
+        The object, and the name of the column.
+    parameter
+        Name of the parameter that names it, for messages.
+
+    Raises
+    ------
+    ColumnError
+        There is no such column.
+    """
     columns = getattr(collection, "obs", None)
     if columns is None:
         msg = (
-            f"`labels` names the obs column {name!r}, but a {type(collection).__name__} has none; "
-            "give the labels themselves"
+            f"`{parameter}` names the obs column {name!r}, but a {type(collection).__name__} has "
+            "no obs; give an array with a label for each row"
         )
         raise ColumnError(msg)
     if name not in columns:
-        msg = (
-            f"the collection has no obs column {name!r}, only {list(columns)}; open it with "
-            f"obs=[{name!r}]"
-        )
+        there = ", ".join(map(str, columns)) or "none"
+        msg = f"`{parameter}`: obs has no column {name!r}; its columns are: {there}"
+        if not hasattr(columns, "iloc"):  # of a collection, they are those that it was opened with
+            msg += f"; open it with obs=[{name!r}]"
         raise ColumnError(msg)
     return columns[name]

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._errors import ParameterError, require_list, require_positive
+from cellfeed._errors import ParameterError, require_list, require_one_of, require_positive
 from cellfeed.sampling._base import (
     ABSENT_BY_DEFAULT,
     MatchedOrder,
@@ -262,10 +262,8 @@ class MatchedControls(WithOthers):
         for name in ("k", "block_size", "control_block_size"):
             if getattr(self, name) is not None:
                 self._set(**{name: require_positive(name, getattr(self, name))})
-        for name, possible in (("redraw", get_args(Redraw)), ("unmatched", ("raise", "drop"))):
-            if getattr(self, name) not in possible:
-                msg = f"`{name}` must be one of {possible}, but got {getattr(self, name)!r}"
-                raise ParameterError(msg)
+        require_one_of("redraw", self.redraw, get_args(Redraw))
+        require_one_of("unmatched", self.unmatched, ("raise", "drop"))
         self._take_block_size()
 
     def _known_pools(self) -> "ControlPools":

@@ -176,11 +176,6 @@ class Fetch:
     order: NDArray[np.intp]
     others: NDArray[np.intp] | None = None
 
-    def without_first(self, n: int) -> "Fetch":
-        """Return the same rows to read, of which the first ``n`` are not delivered."""
-        others = None if self.others is None else self.others[n:]
-        return Fetch(self.rows, self.order[n:], others)
-
     def in_groups(self, batch_size: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Return the order of delivery of all rows, and where groups begin and end in it.
 
@@ -532,8 +527,9 @@ class Share:
 
     def whole_fetch(self, number: int) -> Fetch:
         """Return all rows of a fetch, and the order of the remaining ones."""
-        fetch = self.plan.fetch(number)
-        return fetch.without_first(self._n_begun(number) * self.plan.minibatch_size)
+        fetch, n = self.plan.fetch(number), self._n_begun(number) * self.plan.minibatch_size
+        others = None if fetch.others is None else fetch.others[n:]
+        return Fetch(fetch.rows, fetch.order[n:], others)
 
     def _n_begun(self, number: int) -> int:
         """Return how many minibatches of a fetch have already been delivered."""

@@ -34,6 +34,8 @@ from cellfeed.rows import (
     ObsColumn,
     RaggedChunks,
     RaggedRows,
+    RowTarget,
+    SparseChunks,
     summable,
 )
 
@@ -576,7 +578,46 @@ class StoredElement(ABC):
 # Elements whose arrays are stored in chunks that cellfeed decodes.
 
 
-class ChunkedCsr(StoredElement):
+class ChunkedElement(StoredElement):
+    """Base class of elements whose rows cellfeed decodes; `chunked` returns their chunks."""
+
+    @abstractmethod
+    def chunked(self) -> Chunks:
+        """Return the chunks of the rows."""
+
+    def row_lengths(self, runs: Runs) -> NDArray[np.int64] | None:
+        """Return the number of elements of each row; None if rows are dense."""
+        return None if self.layout == "dense" else self.chunked().lengths_of(expand(runs))
+
+    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
+        """Return why cellfeed does not decode values as this dtype; None if it does."""
+        return why_not_cast(self.dtype, dtype)
+
+    def read_rows(self, runs: Runs) -> CsrRows | RaggedRows | NDArray[Any]:
+        """Read rows in this thread, with values as stored."""
+        chunks, rows = self.chunked(), expand(runs)
+        lengths = chunks.lengths_of(rows)
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        values = np.empty(ends[-1], self.dtype)
+        starts = ends[:-1] * values.itemsize
+        if isinstance(chunks, SparseChunks):
+            indices = np.empty(ends[-1], np.int64)
+            target = RowTarget(
+                lengths=lengths,
+                destinations=[ends[:-1] * indices.itemsize, starts],
+                dtypes=[indices.dtype, values.dtype],
+            )
+            reads = chunks.reads(chunks.extents(rows), target)
+            for each, out in zip(reads, (indices, values), strict=True):
+                _run(each, out)
+            return CsrRows(ends, indices, values, chunks.n_columns)
+        _run(chunks.reads(rows, starts, values.dtype), values)
+        if self.layout == "ragged":
+            return RaggedRows(ends, values)
+        return values.reshape(rows.size, *self.shape[1:])
+
+
+class ChunkedCsr(ChunkedElement):
     """Sparse rows in two chunked arrays, as anndata writes them.
 
     Parameters
@@ -606,30 +647,12 @@ class ChunkedCsr(StoredElement):
         self.shape = (len(indptr) - 1, n_columns)
         self.dtype = data.dtype
 
-    def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
-        """Return the number of elements of each row."""
-        return self.chunked().ranges(expand(runs))[1]
-
-    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
-        """Return why cellfeed does not decode values as this dtype; None if it does."""
-        return why_not_cast(self.dtype, dtype)
-
     def chunked(self) -> CsrChunks:
         """Return the chunks of the rows."""
         return self._chunks
 
-    def read_rows(self, runs: Runs) -> CsrRows:
-        """Read rows, with values as stored."""
-        chunked = self.chunked()
-        starts, lengths = chunked.ranges(expand(runs))
-        ends = np.concatenate([[0], np.cumsum(lengths)])
-        indices, data = np.empty(ends[-1], np.int64), np.empty(ends[-1], self.dtype)
-        for stored, out in ((chunked.indices, indices), (chunked.data, data)):
-            _run(stored.reads_of_ranges(starts, lengths, ends[:-1] * out.itemsize, out.dtype), out)
-        return CsrRows(ends, indices, data, chunked.n_columns)
 
-
-class ChunkedDense(StoredElement):
+class ChunkedDense(ChunkedElement):
     """Dense rows in one chunked array.
 
     Parameters
@@ -641,28 +664,16 @@ class ChunkedDense(StoredElement):
     layout: Layout = "dense"
 
     def __init__(self, array: ChunkedArray) -> None:
-        self._array = array
+        self._chunks = DenseChunks(array, array.shape[1])
         self.shape = (array.shape[0], array.shape[1])
         self.dtype = array.dtype
 
-    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
-        """Return why cellfeed does not decode values as this dtype; None if it does."""
-        return why_not_cast(self.dtype, dtype)
-
     def chunked(self) -> DenseChunks:
         """Return the chunks of the rows."""
-        return DenseChunks(self._array, self.shape[1])
-
-    def read_rows(self, runs: Runs) -> NDArray[Any]:
-        """Read rows, with values as stored."""
-        rows = expand(runs)
-        out = np.empty((rows.size, self.shape[1]), self.dtype)
-        row_bytes = self.shape[1] * self.dtype.itemsize
-        _run(self._array.reads_of_rows(rows, np.arange(rows.size) * row_bytes, self.dtype), out)
-        return out
+        return self._chunks
 
 
-class ChunkedRagged(StoredElement):
+class ChunkedRagged(ChunkedElement):
     """Rows of different lengths, concatenated in one chunked array.
 
     Parameters
@@ -682,31 +693,16 @@ class ChunkedRagged(StoredElement):
         self.shape = (len(indptr) - 1,)
         self.dtype = values.dtype
 
-    def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
-        """Return the number of values of each row."""
-        return self._chunks.lengths_of(expand(runs))
-
-    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
-        """Return why cellfeed does not decode values as this dtype; None if it does."""
-        return why_not_cast(self.dtype, dtype)
-
     def chunked(self) -> RaggedChunks:
         """Return the chunks of the rows."""
         return self._chunks
-
-    def read_rows(self, runs: Runs) -> RaggedRows:
-        """Read rows, with values as stored."""
-        return read_ragged(self._chunks, expand(runs))
 
 
 def read_ragged(chunks: RaggedChunks | RowRanges, rows: NDArray[np.int64]) -> RaggedRows:
     """Read ascending rows in this thread, with values as stored."""
     offsets = np.concatenate([[0], np.cumsum(chunks.lengths_of(rows))])
     out = np.empty(offsets[-1], chunks.dtype)
-    reads = chunks.reads(rows, offsets[:-1] * out.itemsize, out.dtype)
-    if not reads.are_requested:
-        reads.readahead()
-    _run(reads, out)
+    _run(chunks.reads(rows, offsets[:-1] * out.itemsize, out.dtype), out)
     return RaggedRows(offsets, out)
 
 
@@ -729,6 +725,8 @@ def why_not_cast(
 
 
 def _run(reads: ChunkReads, out: NDArray[Any]) -> None:
+    if not reads.are_requested:
+        reads.readahead()
     reads.run(np.array([out.ctypes.data], np.int64))
 
 
@@ -760,7 +758,7 @@ def files_in(folder: Path, names: Sequence[str]) -> FolderFiles:
     return FolderFiles(folder, partial(np.take, encoded), len(names))
 
 
-class FlatCsr(ChunkedCsr):
+class FlatCsr(ChunkedElement):
     """Sparse rows in uncompressed arrays, which are located when rows are first read.
 
     Parameters
@@ -772,6 +770,8 @@ class FlatCsr(ChunkedCsr):
     dtype
         Dtype of the stored values.
     """
+
+    layout: Layout = "csr"
 
     def __init__(self, files: FolderFiles, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
         self._files = files

@@ -13,7 +13,7 @@ except ImportError as error:
     raise ImportError(msg) from error
 
 pytest.register_assert_rewrite(
-    *(f"cellfeed.testing.{name}" for name in ("_damage", "_oracle", "_source", "_strategy"))
+    *(f"cellfeed.testing.{name}" for name in ("_damage", "_source", "_strategy"))
 )
 
 from cellfeed.testing._cases import (  # noqa: E402 - after its asserts are registered

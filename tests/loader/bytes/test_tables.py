@@ -333,7 +333,7 @@ def test_without_a_home(path, monkeypatch, tmp_path):
 
 
 def test_a_full_disk(path, monkeypatch, tables):
-    def write_a_part(file, key, content):
+    def write_a_part(file, parts):
         file.write(b"a part")
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -101,7 +101,7 @@ NOT_JOINED: list[tuple[tuple[str, str], dict[str, Any], str]] = [
 
 
 NO_GENES: list[tuple[dict[str, Any], str]] = [
-    ({"join_vars": "left"}, "`join_vars` must be 'same', 'inner' or 'outer', but got 'le"),
+    ({"join_vars": "left"}, "`join_vars` must be one of 'same', 'inner', 'outer', but got 'le"),
     (
         {"genes": "ab"},
         (

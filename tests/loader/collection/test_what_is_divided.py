@@ -115,13 +115,12 @@ ERRORS = {
         {"fractions": [0.999, 0.001], "method": "deterministic"},
         r"^part 1 \(fraction 0.001\) gets none of 20 rows; give fewer parts",
     ),
-    "method": ({"method": "exact"}, "^`method` must be one of deterministic, multinomial, stoch"),
+    "method": ({"method": "exact"}, "^`method` must be one of 'deterministic', 'multinomial', 's"),
     "seed": ({"seed": 0.5}, "^`seed` must be an integer"),
     "no rows": ({"collection": 0}, "^`collection >= 1` must hold"),
     "path": ({"collection": "a.h5ad"}, "open it with `open_collection`"),
     "no length": ({"collection": None}, "^an indexable must have a length"),
     "labels": ({"stratify": np.zeros(19)}, r"^`stratify` must have a label for each of 20 rows"),
-    "columns of none": ({"group": "donor"}, "^`group` names the obs column 'donor', but a int has"),
     "no name": ({"group": []}, "^`group` is empty"),
     "few groups": (
         {"group": np.zeros(20)},
@@ -160,6 +159,8 @@ def test_unknown_columns_are_refused(plates):
     told = r"^`group`: obs has no column 'donor'; its columns are: p"
     with pytest.raises(ColumnError, match=told):
         random_split(cells, [0.5, 0.5], seed=0, group="donor")
+    with pytest.raises(ColumnError, match=r"^`group` names the obs column 'donor', but a int has"):
+        random_split(20, [0.5, 0.5], seed=0, group="donor")
 
 
 @pytest.mark.parametrize(("k", "said"), [(1, "^`k >= 2` must hold"), (11, "gets none of 10 rows")])

@@ -178,9 +178,9 @@ class TestObsColumn:
 
     def test_that_is_absent(self, plates):
         collection = open_collection(plates, obs=["plate"])
-        with pytest.raises(ColumnError, match=r"no obs column 'line'.*\['plate'\]; open it with"):
+        with pytest.raises(ColumnError, match=r"obs has no column 'line'.*: plate; open it with"):
             CellDataset(collection, ClassBalancedSampling("line"), 8)
-        with pytest.raises(ColumnError, match="a ndarray has none"):
+        with pytest.raises(ColumnError, match="a ndarray has no obs"):
             CellDataset(np.arange(5), ClassBalancedSampling("line"), 8)
 
     def test_that_is_not_looked_up_yet(self):

@@ -236,7 +236,7 @@ class TestLabels:
     def test_are_needed(self, plates):
         with pytest.raises(ParameterError, match="is not read yet"):
             GroupedSampling("plate", 3).n_positions(63)
-        with pytest.raises(ColumnError, match="no obs column 'line'"):
+        with pytest.raises(ColumnError, match="obs has no column 'line'"):
             CellDataset(open_collection(plates, obs=["plate"]), GroupedSampling("line", 2), 8)
 
 
@@ -249,7 +249,7 @@ def test_sizes_that_are_none(name, value):
 
 NOT_SAMPLED: list[tuple[list[int], dict[str, Any], str]] = [
     ([0] * 8, {"set_size": 6, "block_size": 4}, "`set_size` must be a multiple of `block_size`"),
-    ([0, 0], {"leftover": "keep"}, r"one of \('drop', 'pad', 'smaller'\), but got 'k"),
+    ([0, 0], {"leftover": "keep"}, r"one of 'drop', 'pad', 'smaller', but got 'k"),
     ([0, 0], {"n_sets": 3}, "n_sets=3 needs `weights`"),
     ([0, 0, 1], {"set_size": 3}, r"`set_size <= 2` .* got set_size=3; or fill"),
     ([0, -1], {"set_size": 1, "indices": [1]}, "none of 1 cells has a label"),

@@ -22,7 +22,7 @@ from cellfeed._runs import Runs
 from cellfeed.bytes import LastingIdentity
 from cellfeed.bytes._tables import CachedTables, Tables
 from cellfeed.rows import CategoricalColumn, NumericColumn, ObsColumn
-from cellfeed.sources._anndata._damage import damage_named
+from cellfeed.sources._anndata._damage import check_sizes, damage_named, table_length
 from cellfeed.sources._anndata._file import (
     AnnDataFile,
     StructureError,
@@ -33,7 +33,6 @@ from cellfeed.sources._anndata._file import (
     text,
     texts,
 )
-from cellfeed.sources._anndata._sizes import check_sizes, table_length
 from cellfeed.sources._source import as_names
 
 # Gene names: tens of thousands in each file, but usually shared by all files of an atlas.

@@ -32,8 +32,8 @@ from cellfeed.bytes import (
 )
 from cellfeed.decode import OpenFile
 from cellfeed.machine import share_of_descriptors
+from cellfeed.sources._anndata._damage import check_sizes
 from cellfeed.sources._anndata._h5file import H5File, external_link, lost_chunks
-from cellfeed.sources._anndata._sizes import check_sizes
 from cellfeed.sources._registry import other_format
 from cellfeed.sources._source import WatchedFiles
 

@@ -19,9 +19,8 @@ from cellfeed.decode import ChunkedArray, Decoder, SlowRead, can_cast
 from cellfeed.machine import usable_cpu_count
 from cellfeed.rows import CsrChunks, CsrRows, DenseChunks, Layout, summable
 from cellfeed.sources._anndata import _annotations as frames
-from cellfeed.sources._anndata._damage import damage_named
+from cellfeed.sources._anndata._damage import check_sizes, damage_named, table_length
 from cellfeed.sources._anndata._file import AnnDataFile, is_group, text
-from cellfeed.sources._anndata._sizes import check_sizes, table_length
 from cellfeed.sources._source import StoredElement, fill, why_not_cast
 
 
@@ -231,7 +230,9 @@ class StoredCsr(StoredMatrix):
                     f"and {indices.size} indices"
                 )
             self._check_tables(self.shape)
-            self.rows_per_chunk = _rows_per_chunk(self.shape[0], data.size, data.chunks)
+            if data.chunks is not None and last:
+                n_rows = self.shape[0]
+                self.rows_per_chunk = min(float(n_rows), data.chunks[0] * n_rows / last)
             self._n_elements = last
             self._watch(data, others=[f"{element}/indices"])
             if self._slow_read is None and data.size and indices.dtype.kind == "f":
@@ -404,12 +405,6 @@ class StoredCsc(StoredCsr):
 def _are_integers(stored: ChunkedArray) -> bool:
     """Return whether integers are stored as such, in a dtype that cellfeed decodes."""
     return stored.dtype.kind in "iu" and can_cast(stored.dtype, np.dtype(np.int64))
-
-
-def _rows_per_chunk(n_rows: int, n_elements: int, chunks: tuple[int, ...] | None) -> float:
-    if chunks is None or n_elements == 0:
-        return 1.0
-    return min(float(n_rows), chunks[0] * n_rows / n_elements)
 
 
 # Dense arrays, read from chunks if possible, else through the format's library, run by run.

@@ -24,9 +24,14 @@ from cellfeed.bytes import SCHEMES, Location, has_suffix
 from cellfeed.bytes._tables import Tables, pack, unpack
 from cellfeed.rows import ObsColumn
 from cellfeed.sources._anndata import _annotations as frames
-from cellfeed.sources._anndata._damage import damage_named, other_format_of
+from cellfeed.sources._anndata._damage import (
+    check_sizes,
+    damage_named,
+    other_format_of,
+    table_length,
+)
 from cellfeed.sources._anndata._file import AnnDataFile, FileSource, is_group, text, texts
-from cellfeed.sources._anndata._h5file import H5File
+from cellfeed.sources._anndata._h5file import H5File, RemoteH5File
 from cellfeed.sources._anndata._local_h5file import LocalH5File
 from cellfeed.sources._anndata._matrix import (
     StoredCsc,
@@ -36,8 +41,6 @@ from cellfeed.sources._anndata._matrix import (
     StoredMatrix,
     rows_of_frame,
 )
-from cellfeed.sources._anndata._remote_h5file import RemoteH5File
-from cellfeed.sources._anndata._sizes import check_sizes, table_length
 from cellfeed.sources._anndata._zarr import (
     LocalZarrStore,
     RemoteZarrStore,

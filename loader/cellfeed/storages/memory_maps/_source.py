@@ -340,7 +340,7 @@ class MappedCsr(FlatCsr):
         self._files.check_files(_FILES)  # reading a part that is gone would kill the process
         return super().chunked()
 
-    def read_rows(self, runs: Runs) -> CsrRows:
+    def read_rows(self, runs: Runs) -> Any:
         """Read rows in their stored form."""
         chunked = self.chunked()
         if can_cast(chunked.data.dtype, self.dtype):
