@@ -127,19 +127,26 @@ class PendingRows:
 
     Parameters
     ----------
-    runs
-        The rows.
+    ids
+        Ids of the rows, ascending, int64.
     parts
-        Answers with consecutive parts of them.
+        Answers with the rows of consecutive ids.
     location
         The database, for messages.
     """
 
     def __init__(
-        self, runs: Runs, parts: Sequence[Future[list[bytes]]], location: Location
+        self, ids: NDArray[np.int64], parts: list[Future[list[bytes]]], location: Location
     ) -> None:
-        self.runs, self.parts, self._location = runs, parts, location
+        self._ids, self.parts, self._location = ids, parts, location
         weakref.finalize(self, _cancel, parts).atexit = False
+
+    def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return the positions of ids among these; None unless all are found."""
+        at = np.searchsorted(self._ids, ids)
+        if not at.size or at[-1] == self._ids.size or not np.array_equal(self._ids[at], ids):
+            return None
+        return at
 
     def packed(self) -> list[bytes]:
         """Wait for the rows; return them in order."""
@@ -149,7 +156,12 @@ class PendingRows:
                 if not is_awaited():
                     msg = f"{self._location}: reading was cancelled, since the process is exiting"
                     raise RemoteError(msg)
-            rows += part.result()
+            try:
+                rows += part.result()
+            except Exception:
+                self._ids = self._ids[:0]  # so that a retry requests them again
+                self.parts.clear()  # which keep the error, and with it this object
+                raise
         return rows
 
 
@@ -224,28 +236,38 @@ class PostgresElement(StoredElement):
 
     def expect(self, runs: Runs) -> PendingRows:
         """Request rows, without waiting."""
-        ids, pool = self._ids_of(runs).tolist(), self._pool()
-        n = int(min(max(_REQUEST_BYTES // self.expected_row_bytes, 1), _IDS_PER_REQUEST))
-        some = [ids[k : k + n] for k in range(0, len(ids), n)]
-        parts = [pool.threads.submit(pool.answer, self._query, each) for each in some]
-        pending = PendingRows(runs, parts, self._database.location)
+        pending = self._asked(self._ids_of(runs))
         self._pending = (*(each for each in self._pending if each()), weakref.ref(pending))
         return pending
+
+    def _asked(self, ids: NDArray[np.int64]) -> PendingRows:
+        pool: Pool = self._pool()
+        n = int(min(max(_REQUEST_BYTES // self.expected_row_bytes, 1), _IDS_PER_REQUEST))
+        some = [ids[k : k + n].tolist() for k in range(0, ids.size, n)]
+        parts = [pool.threads.submit(pool.answer, self._query, each) for each in some]
+        return PendingRows(ids, parts, self._database.location)
+
+    def _packed(self, ids: NDArray[np.int64]) -> list[bytes]:
+        """Wait for packed rows; request them unless they were expected."""
+        for pending in (each() for each in self._pending):
+            at = None if pending is None else pending.positions(ids)
+            if pending is not None and at is not None:
+                rows = pending.packed()
+                return rows if at.size == len(rows) else [rows[k] for k in at.tolist()]
+        return self._asked(ids).packed()
 
     def read_rows(self, runs: Runs) -> CsrRows | NDArray[Any]:
         """Return rows: wait for those that were expected, and request others."""
         from cellfeed.storages.postgres._packed import PackedRowError, unpack_rows  # noqa: PLC0415 - compiles
 
+        ids = self._ids_of(runs)
         is_dense = self.layout == "dense"
         n_columns = math.prod(self._column.row_shape)
-        expected = (each() for each in self._pending)
-        are_these = (each for each in expected if each and np.array_equal(each.runs, runs))
-        packed = (next(are_these, None) or self.expect(runs)).packed()
+        packed = self._packed(ids)
         try:
             indptr, indices, data = unpack_rows(packed, self.dtype, n_columns, is_dense=is_dense)
         except PackedRowError as error:
-            cell = self._ids_of(runs)[error.row]
-            msg = f"{self._database.location}: `{self._column.name}` of cell {cell}"
+            msg = f"{self._database.location}: `{self._column.name}` of cell {ids[error.row]}"
             raise FormatError(f"{msg} is damaged; load the collection again") from None
         if is_dense:
             return data.reshape(len(packed), *self.shape[1:])
