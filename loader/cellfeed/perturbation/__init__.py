@@ -11,7 +11,9 @@ import hashlib
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection as Values
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, overload
@@ -39,7 +41,6 @@ Part = Literal["train", "val", "test"]
 _PARTS: tuple[str, ...] = get_args(Part)
 _HELD_OUT = _PARTS[1:]
 _CONTROL, _UNUSED = "control", "unused"
-
 _SECTIONS = ("datasets", "training", "zeroshot", "fewshot", "perturbations")
 _MOST_NAMED = 10
 
@@ -74,19 +75,11 @@ class _Stated:
     fewshot: Mapping[Any, Mapping[str, Any]]
     perturbations: Mapping[str, Sequence[Any]]
 
-    def refused(self, section: str, what: str) -> ParameterError:
-        return ParameterError(f"{self.origin}: {section}: {what}")
-
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Check each section, and that no context is in two of them."""
-        for section, table in (("[datasets]", self.datasets), ("[zeroshot]", self.zeroshot)):
-            for key, value in table.items():
-                if isinstance(value, Mapping):
-                    msg = f'put "{key}.{next(iter(value), "...")}" in quotes, since it is one key'
-                    raise self.refused(section, msg)
-                if not isinstance(value, str | os.PathLike):
-                    raise self.refused(section, f"{key!r} = {value!r} must be text")
-        for name in self.datasets:
+        for name, where in self.datasets.items():
+            if not isinstance(where, str | os.PathLike):
+                raise self.refused("[datasets]", f"{name!r} = {where!r} must be text")
             if "." in name:
                 msg = f"the name {name!r} has a dot, which ends a dataset's name in keys; rename it"
                 raise self.refused("[datasets]", msg)
@@ -94,35 +87,30 @@ class _Stated:
             if value != "train":
                 msg = f"{name} = {value!r} must be 'train'; leave the dataset out if it is not"
                 raise self.refused("[training]", msg)
-        self._check_contexts()
-        self._check_lists("[perturbations]", self.perturbations, may_be_shares=False)
-
-    def _check_contexts(self) -> None:
         for key, part in self.zeroshot.items():
             if part not in _PARTS:
-                raise self.refused("[zeroshot]", f"{key!r} = {part!r} must be 'val' or 'test'")
+                msg = f"{key!r} = {part!r} must be 'val' or 'test'"
+                msg = _in_quotes(key, part) if isinstance(part, Mapping) else msg
+                raise self.refused("[zeroshot]", msg)
             if key in self.fewshot:
                 msg = f"{key!r} is also in [zeroshot], which holds out all its perturbations; keep "
                 raise self.refused("[fewshot]", msg + "one of the two")
         for key, lists in self.fewshot.items():
-            self._check_lists(f'[fewshot."{key}"]', lists, may_be_shares=True)
+            self._check_lists(f'[fewshot."{key}"]', lists, key)
+        self._check_lists("[perturbations]", self.perturbations)
 
-    def _check_lists(self, section: str, lists: Any, *, may_be_shares: bool) -> None:
-        """Check the perturbations of "val" and "test": two lists of names, or two shares."""
+    def _check_lists(self, section: str, lists: Any, key: Any = None) -> None:
+        """Check the perturbations of "val" and "test": lists of names or, of a context, shares."""
         if not isinstance(lists, Mapping):
             raise self.refused(section, f"must have `val` and `test`, but is {lists!r}")
-        for name in lists:
+        for name, given in lists.items():
             if name not in _HELD_OUT:
                 msg = f"has {name!r}, but only `val` and `test`; other perturbations are trained on"
-                if isinstance(lists[name], Mapping):
-                    msg = f'put the name in quotes, as in [fewshot."DATASET.{name}"], since it is '
-                    msg += "one key"
-                raise self.refused(section, msg)
-        are_numbers = [
-            isinstance(each, float | int) and not isinstance(each, bool) for each in lists.values()
-        ]
-        if may_be_shares and lists and all(are_numbers):
-            if not (min(lists.values()) > 0 and sum(lists.values()) <= 1):
+                raise self.refused(
+                    section, _in_quotes(key, lists) if isinstance(given, Mapping) else msg
+                )
+        if key is not None and _are_shares(lists):
+            if min(lists.values()) <= 0 or sum(lists.values()) > 1:
                 msg = f"the shares {[*lists.values()]} must be above 0, and sum to 1 at most"
                 raise self.refused(section, msg)
             return
@@ -132,10 +120,17 @@ class _Stated:
                 isinstance(each, str | int | float | np.generic) for each in names
             ):
                 raise self.refused(section, f"{part} = {names!r} must be a list of perturbations")
-        twice = [each for each in lists.get("val", ()) if each in set(lists.get("test", ()))]
-        if twice:
-            msg = f"{_listed(twice)} is in `val` and in `test`, but a condition belongs to one part"
-            raise self.refused(section, f"{msg}; remove it from one of them")
+
+    def refused(self, section: str, what: str) -> ParameterError:
+        return ParameterError(f"{self.origin}: {section}: {what}")
+
+
+def _are_shares(lists: Mapping[str, Any]) -> bool:
+    return bool(lists) and all(type(each) in (float, int) for each in lists.values())
+
+
+def _in_quotes(key: Any, table: Mapping[str, Any]) -> str:
+    return f'put "{key}.{next(iter(table), "...")}" in quotes, since it is one key'
 
 
 def _read(given: str | os.PathLike[str] | Mapping[str, Any]) -> _Stated:
@@ -159,9 +154,7 @@ def _read(given: str | os.PathLike[str] | Mapping[str, Any]) -> _Stated:
         if name not in _SECTIONS and isinstance(table, Mapping):
             raise ParameterError(f"{origin}: {_unknown('section', [name], _SECTIONS)}")
     sections = {name: content.get(name, {}) for name in _SECTIONS}
-    stated = _Stated(origin, **sections | {"training": content.get("training")})
-    stated.check()
-    return stated
+    return _Stated(origin, **sections | {"training": content.get("training")})
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -171,14 +164,15 @@ def _listed(names: Sequence[str]) -> str:
     return f"{shown} and {n_others:,} others" if n_others > 0 else shown
 
 
-def _unknown(kind: str, names: Sequence[str], known: Iterable[str]) -> str:
+def _unknown(kind: str, names: Sequence[str], known: Values[str]) -> str:
     """Say that there are no such names, and which are near to the first."""
-    among = [*known]
-    lower = {each.casefold(): each for each in reversed(among)}
+    lower = {each.casefold(): each for each in reversed([*known])}
     near = difflib.get_close_matches(names[0].casefold(), lower, n=3)
-    remedy = f"near: {_listed([lower[each] for each in near])}"
-    if not near:
-        remedy = f"there are: {_listed(among)}" if among else "there are none"
+    remedy = "there are none"
+    if near:
+        remedy = f"near: {_listed([lower[each] for each in near])}"
+    elif known:
+        remedy = f"there are: {_listed([*known])}"
     return f"no {kind} {_listed(names)}; {remedy}"
 
 
@@ -189,18 +183,16 @@ def _files_of(where: str) -> list[Location]:
     """Return the files of a path, folder, URL or pattern, which may have braces: ``{a,b}.h5ad``."""
     braces = re.search(r"\{([^{}]*)\}", where)
     if braces:
-        before, after = where[: braces.start()], where[braces.end() :]
-        options = [before + each.strip() + after for each in braces[1].split(",")]
+        options = [where.replace(braces[0], each.strip(), 1) for each in braces[1].split(",")]
         return [file for each in options for file in _files_of(each)]
     folder = Location.of(where).path
-    single = [] if folder is None else sorted(folder.expanduser().glob("*.h5"))
-    files = [Location.of(path) for path in single]
+    files = [] if folder is None else sorted(folder.expanduser().glob("*.h5"))
     try:
-        return files + [each.location for each in located([where])]
+        return [*map(Location.of, files), *(each.location for each in located([where]))]
     except PathError:
         if not files:
             raise
-    return files
+    return [*map(Location.of, files)]
 
 
 def _files_of_datasets(stated: _Stated) -> dict[str, list[Location]]:
@@ -211,13 +203,11 @@ def _files_of_datasets(stated: _Stated) -> dict[str, list[Location]]:
     if missing:
         raise stated.refused("[datasets]", _unknown("dataset", missing, stated.datasets))
     files = dict[str, list[Location]]()
-    for name, where in stated.datasets.items():
-        if name in used:
-            try:
-                files[name] = _files_of(os.fspath(where))
-            except PathError as error:
-                msg = f"{stated.origin}: [datasets]: {name}: {error}"
-                raise PathError(msg) from None
+    for name in (each for each in stated.datasets if each in used):
+        try:
+            files[name] = _files_of(os.fspath(stated.datasets[name]))
+        except PathError as error:
+            raise PathError(f"{stated.origin}: [datasets]: {name}: {error}") from None
     return files
 
 
@@ -245,7 +235,7 @@ def perturbation_datasets(toml: str | os.PathLike[str]) -> list[str]:
     return [str(file) for files in _files_of_datasets(_read(toml)).values() for file in files]
 
 
-def _datasets_by_file(collection: Any, stated: _Stated) -> Labels:
+def _datasets_by_file(collection: Any, stated: _Stated) -> pd.Categorical[str]:
     """Return the dataset of each row, by the file that it is in."""
     if not isinstance(collection, Collection):
         msg = (
@@ -253,32 +243,26 @@ def _datasets_by_file(collection: Any, stated: _Stated) -> Labels:
             "the dataset of each row as `dataset`"
         )
         raise ParameterError(msg)
-    datasets = _files_of_datasets(stated)
-    owners = dict[Any, str]()
+    datasets, owners = _files_of_datasets(stated), dict[Any, str]()
     for name, files in datasets.items():
         for file in files:
             owner = owners.setdefault(_resolved(file), name)
             if owner != name:
                 msg = f"{file} is in {owner!r} and in {name!r}; a file belongs to one"
                 raise stated.refused("[datasets]", msg)
-    names = [*datasets]
-    codes = list[int]()
-    for file in collection.locations:
-        if _resolved(file) not in owners:
+    found = [owners.get(_resolved(file), "") for file in collection.locations]
+    for file, owner in zip(collection.locations, found, strict=True):
+        if not owner:
             msg = (
                 f"{file} is in none of the datasets that are used; open "
                 "`perturbation_datasets(...)`, or give the dataset of each row as `dataset`"
             )
             raise stated.refused("[datasets]", msg)
-        codes.append(names.index(owners[_resolved(file)]))
-    absent = sorted({*range(len(names))} - {*codes})
-    if absent:
-        msg = f"no file of {names[absent[0]]!r} is in the collection; open it, too"
-        raise stated.refused("[datasets]", msg)
-    n_cells = collection.cells_per_location
-    counts = np.bincount(codes, n_cells, len(names)).astype(np.int64)
-    of_rows = np.repeat(np.array(codes, np.min_scalar_type(len(names))), n_cells)
-    return Labels("dataset", of_rows, tuple(names), counts)
+    for name in datasets:
+        if name not in found:
+            msg = f"no file of {name!r} is in the collection; open it, too"
+            raise stated.refused("[datasets]", msg)
+    return pd.Categorical(found, [*datasets]).repeat(collection.cells_per_location)
 
 
 def _resolved(location: Location) -> Any:
@@ -298,23 +282,35 @@ def _conditions_of(levels: Mapping[str, Labels]) -> tuple[pd.DataFrame, NDArray[
 
     Returns
     -------
-    The labels of each condition, the number of its context, how its treatment is written, and the
-    number of its cells, sorted by the codes of the labels; and the condition of each row.
+    The labels of each condition; the key of its context and the name of its treatment, as text, or
+    None if a label is missing; and the number of its cells; sorted by the codes of the labels. And
+    the condition of each row.
+
+    Raises
+    ------
+    ParameterError
+        Two conditions are written alike.
     """
     sizes = [len(each) for each in levels.values()]
     joint = np.ravel_multi_index([each.codes for each in levels.values()], sizes)
     codes, conditions = pd.factorize(joint, sort=True)
+    places = np.unravel_index(conditions, sizes)
     table = pd.DataFrame(
         {
-            name: pd.Series([*labels.labels], dtype=object).take(places).to_numpy()
-            for (name, labels), places in zip(
-                levels.items(), np.unravel_index(conditions, sizes), strict=True
-            )
+            name: pd.Series(each.labels, dtype=object)[place].array
+            for (name, each), place in zip(levels.items(), places, strict=True)
         }
     )
-    table["context"] = pd.factorize(conditions // sizes[-1])[0]
-    table["name"] = table["treatment"].map(str)
+    written = [
+        None if None in labels else (".".join(map(str, labels[:-1])), str(labels[-1]))
+        for labels in table.itertuples(index=False, name=None)
+    ]
+    table[["context", "name"]] = [each or (None, None) for each in written]
     table["n_cells"] = np.bincount(codes, minlength=len(table))
+    twice = table[table.duplicated(["context", "name"]) & table["name"].notna()]
+    for context, name in zip(twice["context"], twice["name"], strict=True):
+        msg = f"{context!r}: two conditions are written {name!r}; give their labels other names"
+        raise ParameterError(msg)
     return table, codes.astype(np.min_scalar_type(max(1, len(table) - 1)))
 
 
@@ -355,10 +351,6 @@ class _Division:
     ) -> None:
         self._stated, self._table, self._levels = stated, table, levels
         self._controls, self._separator = {*controls}, separator
-        labels = table.drop_duplicates("context")[[*levels][:-1]]
-        self._contexts = [tuple(each) for each in labels.to_numpy()]
-        self._is_missing = table[[*levels]].isna().any(axis=1)
-        self._is_control = table["name"].isin(controls)
         self._is_combined = {part: np.zeros(len(table), bool) for part in _HELD_OUT}
 
     def divide(self, seed: int | None) -> None:
@@ -366,28 +358,30 @@ class _Division:
         stated, table = self._stated, self._table
         zeroshot = {self._context(key, "[zeroshot]"): part for key, part in stated.zeroshot.items()}
         fewshot = {self._context(key, "[fewshot]"): key for key in stated.fewshot}
-        is_used = table["context"].isin([*self._trained_contexts(), *zeroshot, *fewshot])
-        table["part"] = ""
-        table.loc[self._is_control, "part"] = _CONTROL
-        table.loc[~is_used | self._is_missing, "part"] = _UNUSED
+        is_used = self._are_trained() | table["context"].isin([*zeroshot, *fewshot])
+        is_used &= table["name"].notna()
+        is_control = is_used & table["name"].isin(self._controls)
+        table["part"] = np.select([is_control, is_used], [_CONTROL, ""], _UNUSED)
+        is_perturbed = is_used & ~is_control
+
         for context, part in zeroshot.items():
             if part != "train":
-                self._hold_out(self._perturbed(context), part, "[zeroshot]")
-        for part, names in stated.perturbations.items():
-            there = self._perturbed()
-            self._hold_out_named(there, part, names, "[perturbations]", "used cell types")
+                self._hold_out(is_perturbed & (table["context"] == context), part, "[zeroshot]")
+        for part, named in stated.perturbations.items():
+            self._hold_out_named(is_perturbed, part, named, "[perturbations] in used cell types")
         for context, key in fewshot.items():
             lists, section = stated.fewshot[key], f'[fewshot."{key}"]'
-            if lists and not isinstance(next(iter(lists.values())), Sequence):
-                self._hold_out_shares(context, lists, seed, section)
+            there = is_perturbed & (table["context"] == context)
+            if _are_shares(lists):
+                self._hold_out_shares(there, context, lists, seed, section)
                 continue
-            for part, names in lists.items():
-                self._hold_out_named(self._perturbed(context), part, names, section, repr(key))
+            for part, named in lists.items():
+                self._hold_out_named(there, part, named, section)
+
         is_open = table["part"] == ""
-        both = np.flatnonzero(is_open & np.logical_and(*self._is_combined.values()))
-        if both.size:
+        for condition in table.index[is_open & np.logical_and(*self._is_combined.values())]:
             msg = (
-                f"{stated.origin}: {self._shown(both[0])} combines perturbations of 'val' and of "
+                f"{stated.origin}: {self._shown(condition)} combines perturbations of 'val' and of "
                 "'test', but a condition belongs to one part; name the combination in one"
             )
             raise ParameterError(msg)
@@ -395,96 +389,85 @@ class _Division:
             table.loc[is_open & is_combined, "part"] = part
         table["part"] = table["part"].replace("", "train")
 
-    def _perturbed(self, context: int | None = None) -> NDArray[np.intp]:
-        """Return the perturbed conditions of a context, or of all contexts that are used."""
-        is_perturbed = ~self._table["part"].isin([_CONTROL, _UNUSED])
-        if context is not None:
-            is_perturbed &= self._table["context"] == context
-        return np.flatnonzero(is_perturbed)
+    def _shown(self, condition: Any) -> str:
+        return f"{self._table['treatment'][condition]!r} of {self._table['context'][condition]!r}"
 
-    def _shown(self, condition: int) -> str:
-        context = self._contexts[self._table["context"][condition]]
-        return f"{self._table['treatment'][condition]!r} of {'.'.join(map(str, context))!r}"
-
-    def _context(self, key: Any, section: str) -> int:
+    def _context(self, key: Any, section: str) -> str:
         """Return the context of a key: a cell type, after its dataset if there are datasets."""
-        wanted: tuple[str, ...] = (_written(key, self._levels["cell_type"].labels),)
-        if "dataset" in self._levels:
-            dataset, dot, cell_type = str(key).partition(".")
-            if not dot:
-                msg = f'{key!r} has no cell type; write "{key}.CELL_TYPE", in quotes'
-                raise self._stated.refused(section, msg)
-            self._require_dataset(dataset, section)
-            wanted = (dataset, cell_type)
-        known = {
-            tuple(map(str, each)): context
-            for context, each in enumerate(self._contexts)
-            if None not in each
-        }
-        if wanted in known:
-            return known[wanted]
-        there = [each[-1] for each in known if each[:-1] == wanted[:-1]]
-        kind = "cell type" if len(wanted) == 1 else f"cell type of {wanted[0]}:"
-        raise self._stated.refused(section, _unknown(kind, wanted[-1:], there))
-
-    def _require_dataset(self, name: str, section: str) -> None:
-        known = [*map(str, self._levels["dataset"].labels)]
+        known = dict.fromkeys(self._table["context"].dropna())
+        name = (
+            str(key)
+            if "dataset" in self._levels
+            else _written(key, self._levels["cell_type"].labels)
+        )
         if name not in known:
-            raise self._stated.refused(section, _unknown("dataset", [name], known))
+            raise self._stated.refused(section, _unknown("cell type", [name], known))
+        return name
 
-    def _trained_contexts(self) -> list[int]:
-        training = self._stated.training
+    def _are_trained(self) -> pd.Series[bool]:
+        """Return whether the context of each condition is one to train on."""
+        training, contexts = self._stated.training, self._table["context"]
         if "dataset" not in self._levels:
             if training is not None:
                 msg = "names datasets, but there are none; give the dataset of each row as "
                 raise self._stated.refused("[training]", msg + "`dataset`")
-            return [*range(len(self._contexts))]
-        for name in training or ():
-            self._require_dataset(name, "[training]")
-        return [k for k, each in enumerate(self._contexts) if str(each[0]) in (training or ())]
+            return contexts.notna()
+        datasets = self._table["dataset"].map(str)
+        unknown = [name for name in training or () if name not in {*datasets}]
+        if unknown:
+            known = dict.fromkeys(datasets)
+            raise self._stated.refused("[training]", _unknown("dataset", unknown, known))
+        return datasets.isin([*(training or ())])
 
-    def _hold_out(self, there: NDArray[np.intp], part: str, section: str) -> None:
+    def _hold_out(self, there: pd.Series[bool], part: str, section: str) -> None:
         """Assign conditions that are named themselves."""
-        other = there[~self._table["part"][there].isin(["", part])]
-        if other.size:
+        held_out = self._table["part"][there]
+        for condition, other in held_out[~held_out.isin(["", part])].items():
             msg = (
-                f"{self._shown(other[0])} is in {self._table['part'][other[0]]!r} already and "
-                f"cannot be in {part!r}, since a condition belongs to one part"
+                f"{self._shown(condition)} is in {other!r} already and cannot be in {part!r}, "
+                "since a condition belongs to one part"
             )
             raise self._stated.refused(section, msg)
         self._table.loc[there, "part"] = part
 
     def _hold_out_named(
-        self, there: NDArray[np.intp], part: str, named: Sequence[Any], section: str, where: str
+        self, there: pd.Series[bool], part: str, named: Sequence[Any], section: str
     ) -> None:
-        """Assign the conditions with these perturbations, among those of some contexts."""
+        """Assign the conditions with these perturbations, and those that combine them."""
         names = [_written(each, self._levels["treatment"].labels) for each in named]
         for name in names:
             if name in self._controls:
                 msg = f"{name!r} is the control, whose cells are in no part; leave it out"
                 raise self._stated.refused(section, msg)
-        present = self._table["name"][there]
-        self._hold_out(there[present.isin(names)], part, section)
-        known = dict.fromkeys(present)
-        missing = [name for name in names if name not in known]
-        if self._separator is not None:
-            members = {each: self._members(each) for each in {*known, *names}}
-            combined = {
-                name: [each for each in known if members[name] and members[each] >= members[name]]
-                for name in names
-            }
-            is_combined = present.isin([each for some in combined.values() for each in some])
-            self._is_combined[part][there[is_combined]] = True
-            missing = [name for name in missing if not combined[name]]
+        self._hold_out(there & self._table["name"].isin(names), part, section)
+        known = dict.fromkeys(self._table["name"][there])
+        containing = defaultdict[str | None, set[str]](
+            set
+        )  # conditions, by each of their perturbations
+        for each in known:
+            for member in self._members(each):
+                containing[member].add(each)
+        found = {
+            name: set.intersection(*(containing[each] for each in self._members(name) or [None]))
+            for name in names
+        }
+        combined = {each for some in found.values() for each in some}
+        self._is_combined[part] |= there & self._table["name"].isin(combined)
+        missing = [name for name in names if name not in known and not found[name]]
         if missing:
-            raise self._stated.refused(section, f"{where}: {_unknown('treatment', missing, known)}")
+            raise self._stated.refused(section, _unknown("treatment", missing, known))
 
     def _members(self, name: str) -> set[str]:
         """Return the perturbations that a condition combines."""
-        return {*name.split(self._separator)} - self._controls
+        return {*(name.split(self._separator) if self._separator else [name])} - self._controls
 
     def _hold_out_shares(
-        self, context: int, shares: Mapping[str, float], seed: int | None, section: str
+        self,
+        there: pd.Series[bool],
+        context: str,
+        shares: Mapping[str, float],
+        seed: int | None,
+        section: str,
     ) -> None:
         """Draw perturbations of a context at random, among those that nothing else holds out."""
         if self._separator is not None:
@@ -493,22 +476,19 @@ class _Division:
         if seed is None:
             msg = f"shares such as {next(iter(shares.values()))} are drawn at random; give `seed`"
             raise self._stated.refused(section, msg)
-        there = self._perturbed(context)
-        there = there[self._table["part"][there] == ""]
-        there = there[np.argsort(self._table["name"][there].to_numpy(), kind="stable")]
+        names = self._table["name"][there & (self._table["part"] == "")].sort_values()
         given = [*shares.values()]
         rest = 1 - sum(given)
         weights = as_weights([*given, rest] if rest > 1e-9 else given)  # noqa: PLR2004 - rounding
-        sizes = sizes_of_parts(there.size, weights, None)
-        written = ".".join(map(str, self._contexts[context]))
-        digest = hashlib.blake2b(written.encode(), digest_size=8).digest()
+        sizes = sizes_of_parts(names.size, weights, None)
+        digest = hashlib.blake2b(context.encode(), digest_size=8).digest()
         key = derive_key(require_seed(seed), int.from_bytes(digest, "little"))
-        drawn = there[np.argsort(random_words(key, np.arange(there.size)))]
+        drawn = names.index[np.argsort(random_words(key, np.arange(names.size)))]
         for part, stop, size in zip(shares, np.cumsum(sizes), sizes, strict=False):
             if not size:
-                msg = f"{part} = {shares[part]} is none of {there.size:,} perturbations; give more"
+                msg = f"{part} = {shares[part]} is none of {names.size:,} perturbations; give more"
                 raise self._stated.refused(section, msg)
-            self._hold_out(drawn[stop - size : stop], part, section)
+            self._table.loc[drawn[stop - size : stop], "part"] = part
 
 
 # The split.
@@ -548,26 +528,24 @@ class PerturbationSplit(Sequence[Rows]):
     @property
     def train(self) -> Rows:
         """Rows of perturbed cells to train on."""
-        return self[_PARTS.index("train")]
+        return self[0]
 
     @property
     def val(self) -> Rows:
         """Rows of perturbed cells to validate on."""
-        return self[_PARTS.index("val")]
+        return self[1]
 
     @property
     def test(self) -> Rows:
         """Rows of perturbed cells to test on."""
-        return self[_PARTS.index("test")]
+        return self[2]
 
     def _are_controls(self, part: Part) -> pd.Series[bool]:
         if part not in _PARTS:
             raise ParameterError(f"`part` must be one of {', '.join(_PARTS)}, but got {part!r}")
-        table = self._table
-        are_controls = table["part"] == _CONTROL
-        if part == "train":
-            return are_controls
-        return are_controls & table["context"].isin(table["context"][table["part"] == part])
+        parts, contexts = self._table["part"], self._table["context"]
+        are_controls = parts == _CONTROL
+        return are_controls & ((part == "train") | contexts.isin(contexts[parts == part]))
 
     def controls(self, part: Part = "train") -> Rows:
         """Return the rows of control cells that a part may use, ascending, int64.
@@ -607,24 +585,25 @@ class PerturbationSplit(Sequence[Rows]):
         the numbers of cells ``n_perturbed``, ``n_controls`` and ``n_unused``.
         """
         part, n_cells = self._table["part"], self._table["n_cells"]
-        counts = {name: (part == name).astype(np.int64) for name in _PARTS}
+        counts: dict[str, Any] = {name: part == name for name in _PARTS}
         counts["n_perturbed"] = n_cells.where(part.isin(_PARTS), 0)
         counts["n_controls"] = n_cells.where(part == _CONTROL, 0)
         counts["n_unused"] = n_cells.where(part == _UNUSED, 0)
-        contexts = self._table["context"]
-        table = self._table.loc[~contexts.duplicated(), self._levels[:-1]].reset_index(drop=True)
-        return table.join(pd.DataFrame(counts).groupby(contexts).sum())
+        contexts = self._table[self._levels[:-1]].assign(**counts)
+        by_context = contexts.groupby(self._levels[:-1], sort=False, dropna=False)
+        return by_context[[*counts]].sum().reset_index()
 
     def __repr__(self) -> str:
-        sums = self._table.groupby("part")["n_cells"].agg(["sum", "size"])
-        sums = sums.reindex([*_PARTS, _CONTROL, _UNUSED], fill_value=0)
-        said = [
-            f"{name} {n_cells:,} cells of {n:,} condition{'' if n == 1 else 's'}"
-            for name, n_cells, n in sums.loc[[*_PARTS]].itertuples()
-        ]
-        said.append(f"{sums['sum'][_CONTROL]:,} controls")
-        if sums["sum"][_UNUSED]:
-            said.append(f"{sums['sum'][_UNUSED]:,} unused cells")
+        by_part = self._table.groupby("part")["n_cells"]
+        cells, conditions = by_part.sum(), by_part.size()
+        said = list[str]()
+        for part in _PARTS:
+            n = conditions.get(part, 0)
+            what = "condition" if n == 1 else "conditions"
+            said.append(f"{part} {cells.get(part, 0):,} cells of {n:,} {what}")
+        said.append(f"{cells.get(_CONTROL, 0):,} controls")
+        if _UNUSED in cells:
+            said.append(f"{cells[_UNUSED]:,} unused cells")
         return f"PerturbationSplit({', '.join(said)})"
 
 
@@ -723,25 +702,22 @@ def perturbation_split(
     """
     stated = _read(held_out)
     n_rows = count_divided(collection)
-    given = {"dataset": dataset, "cell_type": cell_type, "treatment": treatment}
+    of_rows: dict[str, Any] = {"cell_type": cell_type, "treatment": treatment}
+    if dataset is not None:
+        of_rows = {"dataset": dataset, **of_rows}
+    elif stated.datasets:
+        of_rows = {"dataset": _datasets_by_file(collection, stated), **of_rows}
     levels = {
         name: labels_of(collection, labels, name, slice(None), n_rows)
-        for name, labels in given.items()
-        if labels is not None
+        for name, labels in of_rows.items()
     }
-    if dataset is None and stated.datasets:
-        levels = {"dataset": _datasets_by_file(collection, stated), **levels}
+    table, codes = _conditions_of(levels)
     treatments = levels["treatment"]
     names = [str(each) for each in treatments.labels if each is not None]
-    if len({*names}) < len(names):
-        twice = next(each for each in names if names.count(each) > 1)
-        msg = f"{treatments.name}: two labels are written {twice!r}; give them other names"
-        raise ParameterError(msg)
     controls = [_written(each, treatments.labels) for each in named_values(control)]
     unknown = [each for each in controls if each not in names]
     if unknown or not controls:
         msg = _unknown("treatment", unknown or [""], names)
         raise ParameterError(f"`control`: {treatments.name} has {msg}")
-    table, codes = _conditions_of(levels)
     _Division(stated, table, levels, controls, separator).divide(seed)
     return PerturbationSplit(table, codes, [*levels])

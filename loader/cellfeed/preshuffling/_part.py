@@ -3,7 +3,7 @@
 import resource
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -142,29 +142,23 @@ _RETRIES = 3
 _SECONDS_TO_CONNECT = 20
 
 
-def write_parts_on_dask(
-    address: str,
-    *,
-    path: str,
-    token: str,
-    memory: int,
-    numbers: Sequence[int],
-    on_part: Callable[[int, int], object],
-) -> None:
+def written_on_dask(
+    address: str, folder: OutputFolder, job: Job, numbers: Sequence[int]
+) -> Iterator[tuple[int, int]]:
     """Write parts on the workers of a cluster, one at a time on each.
 
     Parameters
     ----------
     address
         Address of the scheduler.
-    path, token
-        Path of the output on every worker, and a token that identifies it.
-    memory
-        Bytes for buffers that each worker needs.
+    folder, job
+        The output, which every worker sees under the same path, and the job.
     numbers
         Numbers of the parts.
-    on_part
-        Called with the number of each completed part, and the worker's peak memory.
+
+    Yields
+    ------
+    The number of each completed part, and the peak memory of its worker.
 
     Raises
     ------
@@ -184,15 +178,17 @@ def write_parts_on_dask(
         msg = f"no Dask scheduler answers at {address}; start one with `dask scheduler`"
         raise ParameterError(msg) from error
     with client:
-        _check_workers(client, memory)
-        n, loop = len(numbers), client.loop
+        _check_workers(client, job.memory)
+        n, path, token = len(numbers), str(folder.path), token_of(job)
         futures = client.map(
             write_part_of, [path] * n, [token] * n, numbers, pure=False, retries=_RETRIES
         )
         number_of = {future.key: number for future, number in zip(futures, numbers, strict=True)}
         try:
-            for future, peak in distributed.as_completed(futures, with_results=True, loop=loop):
-                on_part(number_of[future.key], peak)
+            for future, peak in distributed.as_completed(
+                futures, with_results=True, loop=client.loop
+            ):
+                yield number_of[future.key], peak
         except distributed.KilledWorker as error:
             msg = (
                 "several Dask workers died while writing the same part; give less `memory`, or "

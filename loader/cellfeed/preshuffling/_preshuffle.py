@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,9 +30,8 @@ from cellfeed.preshuffling._job import (
 )
 from cellfeed.preshuffling._part import (
     peak_memory,
-    token_of,
     write_part,
-    write_parts_on_dask,
+    written_on_dask,
 )
 from cellfeed.preshuffling._tables import CellTable, provenance_of
 from cellfeed.sources import merge_consecutive
@@ -481,34 +480,31 @@ def _write(
     """Write missing parts; return the peak memory of a Dask worker."""
     done = job.n_cells - sum(map(job.part_size, missing))
     tell("write", done, job.n_cells)
-    peak = 0
+    peak, parts = 0, iter(list[tuple[int, int]]())
     if scheduler is None:
-        for number in missing:
-            before, size = done, job.part_size(number)
-            write_part(
-                folder, job, inputs, number,
-                lambda share, before=before, size=size: tell(  # type: ignore[misc]
-                    "write", before + share * size, job.n_cells
-                ),
-            )  # fmt: skip
-            done += size
-    elif missing:
-
-        def on_part(number: int, worker_peak: int) -> None:
-            nonlocal done, peak
-            done, peak = done + job.part_size(number), max(peak, worker_peak)
-            tell("write", done, job.n_cells)
-
-        write_parts_on_dask(
-            scheduler,
-            path=str(folder.path),
-            token=token_of(job),
-            memory=job.memory,
-            numbers=missing,
-            on_part=on_part,
+        parts = _written_here(
+            folder, job, inputs, missing, lambda cells: tell("write", done + cells, job.n_cells)
         )
-    tell("write", job.n_cells, job.n_cells)
+    elif missing:
+        parts = written_on_dask(scheduler, folder, job, missing)
+    for number, worker_peak in parts:
+        done, peak = done + job.part_size(number), max(peak, worker_peak)
+        tell("write", done, job.n_cells)
     return peak
+
+
+def _written_here(
+    folder: OutputFolder,
+    job: Job,
+    inputs: Inputs,
+    numbers: Sequence[int],
+    on_cells: Callable[[float], object],
+) -> Iterator[tuple[int, int]]:
+    """Write parts in this process; yield the number of each, and 0 for the memory of a worker."""
+    for number in numbers:
+        size = job.part_size(number)
+        write_part(folder, job, inputs, number, lambda share, size=size: on_cells(share * size))  # type: ignore[misc]
+        yield number, 0
 
 
 def _contents(

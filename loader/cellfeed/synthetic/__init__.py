@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -116,19 +116,26 @@ def write_tahoe_like(
     manifest = folder / _MANIFEST
     description = json.dumps({"generator": _GENERATOR, **asdict(experiment)}, indent=2, default=int)
     is_claimed = manifest.exists() and manifest.read_bytes() == description.encode()
-    outdated = list[Path]()
-    if overwrite or not is_claimed:
-        # Readers of plate*.h5ad would take any other plate for part of this collection.
-        outdated = sorted(folder.glob("plate*.h5ad"))
-        if outdated and not overwrite:
-            msg = f"`{folder}` contains another collection, with `{outdated[0].name}`"
-            raise ParameterError(f"{msg}; choose another folder, or overwrite it")
+    # Readers of plate*.h5ad would take any other plate for part of this collection.
+    outdated = sorted(folder.glob("plate*.h5ad")) if overwrite or not is_claimed else []
+    if outdated and not overwrite:
+        msg = f"`{folder}` contains another collection, with `{outdated[0].name}`"
+        raise ParameterError(f"{msg}; choose another folder, or overwrite it")
     missing = {
         plate: path for plate, path in enumerate(paths) if path in outdated or not path.exists()
     }
     n_missing = int(experiment.cells_per_plate()[list(missing)].sum())
-    # Before anything is written or removed.
-    model = _model(experiment, folder, len(missing), n_missing, outdated) if missing else None
+    model: ExpressionModel | None = None
+    if missing:  # before anything is written or removed; a full disk can crash HDF5
+        existing = next(each for each in (folder, *folder.parents) if each.exists())
+        free = shutil.disk_usage(existing).free + sum(each.stat().st_size for each in outdated)
+        needed = len(missing) * (100_000 + 40 * n_genes) + 60 * n_missing
+        if needed <= free:  # otherwise a model of so many genes may not fit in memory
+            model = ExpressionModel(experiment)
+            needed += round(2.5 * model.expected_nonzeros(n_missing))
+        if needed > free:
+            msg = f"about {format_bytes(needed)} are needed, but {format_bytes(free)} are free"
+            raise OSError(errno.ENOSPC, msg, str(folder))
 
     folder.mkdir(parents=True, exist_ok=True)
     for plate in outdated:
@@ -136,12 +143,9 @@ def write_tahoe_like(
     if not is_claimed:
         manifest.write_text(description)
     if model is not None:
-
-        def report(n_written: int) -> None:
-            if on_progress is not None:
-                on_progress(n_cells - n_missing + n_written)
-
-        write_plates(model, missing, report, min(num_threads or usable_cpu_count(), len(missing)))
+        tell = on_progress or (lambda _: None)
+        num_threads = min(num_threads or usable_cpu_count(), len(missing))
+        write_plates(model, missing, lambda n: tell(n_cells - n_missing + n), num_threads)
     return paths
 
 
@@ -174,22 +178,3 @@ def plate_sizes(n_cells: int, n_plates: int = 14) -> NDArray[np.int64]:
         n_cells=n_cells, seed=0, n_genes=1, n_plates=n_plates, n_cell_lines=1, n_drugs=1
     )
     return experiment.cells_per_plate()
-
-
-def _model(
-    experiment: Experiment, folder: Path, n_plates: int, n_cells: int, outdated: Sequence[Path]
-) -> ExpressionModel:
-    """Return the model of expression, if the disk has space for so many plates and cells.
-
-    When a disk fills up, HDF5 can crash the process.
-    """
-    existing = next(each for each in (folder, *folder.parents) if each.exists())
-    free = shutil.disk_usage(existing).free + sum(each.stat().st_size for each in outdated)
-    needed = n_plates * (100_000 + 40 * experiment.n_genes) + 60 * n_cells
-    if needed <= free:  # otherwise a model of so many genes may not fit in memory
-        model = ExpressionModel(experiment)
-        needed += round(2.5 * model.expected_nonzeros(n_cells))
-        if needed <= free:
-            return model
-    msg = f"about {format_bytes(needed)} are needed, but {format_bytes(free)} are free"
-    raise OSError(errno.ENOSPC, msg, str(folder))

@@ -12,11 +12,10 @@ import re
 import threading
 import zlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
-from contextlib import suppress
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
@@ -49,23 +48,6 @@ _SHARES_OF_14_PLATES = (7.6, 5.4, 8.2, 6.5, 10.4, 5.9, 7.2, 4.7, 7.8, 6.8, 8.9, 
 _MIN_CELLS_PER_PLATE = 10
 _MAX_CELLS = 2**53  # shares of more are not exact
 _CELLS_PER_CONDITION = 20  # unless all lines are in all wells, or some would be missing
-
-
-class PlateLayout(NamedTuple):
-    """The conditions of one plate, in file order.
-
-    Parameters
-    ----------
-    drug, dosage, cell_line
-        Codes of each condition, int64, shape (n_conditions,). ``dosage`` indexes `_DOSAGES`.
-    n_cells
-        Cells of each condition, int64, shape (n_conditions,), at least one each.
-    """
-
-    drug: NDArray[np.int64]
-    dosage: NDArray[np.int64]
-    cell_line: NDArray[np.int64]
-    n_cells: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +95,18 @@ class Experiment:
         shares = _SHARES_OF_14_PLATES if self.n_plates == len(_SHARES_OF_14_PLATES) else uniform
         return _apportion(self.n_cells, np.asarray(shares, dtype=np.float64))
 
-    def layout(self, plate: int) -> PlateLayout:
-        """Return the conditions of one plate.
+    def layout(self, plate: int) -> pd.DataFrame:
+        """Return the conditions of one plate, in file order.
 
         Parameters
         ----------
         plate
             Number of the plate, 0 <= plate < n_plates.
+
+        Returns
+        -------
+        A data frame with a row for each condition: the codes of its ``drug``, its ``dosage`` (of
+        `_DOSAGES`) and its ``cell_line``, and the number of its cells, ``n_cells``, at least one.
         """
         rng = _random(self.seed, _LAYOUT, plate)
         n_cells = int(self.cells_per_plate()[plate])
@@ -132,15 +119,12 @@ class Experiment:
         well = step % len(wells)
         line = (step + step // math.lcm(len(wells), len(lines))) % len(lines)
         order = np.lexsort((lines[line], well))
-        well, line = well[order], line[order]
         # Cells survive unevenly, as in a real screen, with at least one in each condition.
         survival = rng.gamma(4.0, size=step.size)
-        return PlateLayout(
-            drug=wells[well, 0],
-            dosage=wells[well, 1],
-            cell_line=lines[line],
-            n_cells=1 + _apportion(n_cells - step.size, survival),
-        )
+        conditions = pd.DataFrame(wells[well[order]], columns=["drug", "dosage"])
+        conditions["cell_line"] = lines[line[order]]
+        conditions["n_cells"] = 1 + _apportion(n_cells - step.size, survival)
+        return conditions
 
     def _wells(self, plate: int) -> NDArray[np.int64]:
         """Return (drug, dosage) of the plate's wells, shape (n_wells, 2)."""
@@ -191,21 +175,6 @@ _SHIFTED_SHARE = 0.04  # fraction of genes shifted by each effect
 _MAX_SHIFT = 2.0  # in standard deviations; otherwise one gene could dominate a cell
 
 
-class _Shifts:
-    """Shifts of some genes for each of several causes."""
-
-    def __init__(
-        self, rng: np.random.Generator, n_causes: int, n_genes: int, strength: float
-    ) -> None:
-        n_shifted = max(1, round(_SHIFTED_SHARE * n_genes))
-        genes = [rng.choice(n_genes, n_shifted, replace=False) for _ in range(n_causes)]
-        sizes = rng.standard_normal((n_causes, n_shifted)).clip(-_MAX_SHIFT, _MAX_SHIFT)
-        self._genes, self._sizes = np.array(genes), strength * sizes
-
-    def add_to(self, log_abundance: NDArray[np.float64], cause: int, scale: float = 1.0) -> None:
-        log_abundance[self._genes[cause]] += scale * self._sizes[cause]
-
-
 class ExpressionModel:
     """The expression of a collection.
 
@@ -221,31 +190,32 @@ class ExpressionModel:
         # Quantiles of a lognormal distribution, so that its tail is the same for any seed.
         quantiles = ndtri((np.arange(n_genes) + 0.5) / n_genes)
         self._baseline = _random(seed, _BASELINE).permutation(_SPREAD_OF_ABUNDANCE * quantiles)
-        n_lines, n_drugs = experiment.n_cell_lines, experiment.n_drugs
-        self._cell_lines = _Shifts(
-            _random(seed, _CELL_LINES), n_lines, n_genes, _CELL_LINE_STRENGTH
-        )
-        rng = _random(seed, _MECHANISMS)
-        self._broad = _Shifts(rng, _N_BROAD, n_genes, _BROAD_STRENGTH)
-        self._fine = _Shifts(rng, _N_FINE, n_genes, _FINE_STRENGTH)
-        self._drugs = _Shifts(_random(seed, _DRUGS), n_drugs, n_genes, _DRUG_STRENGTH)
-
-    @property
-    def median_umis(self) -> float:
-        """Median number of UMIs of a cell."""
         # With fewer genes, cells have fewer UMIs but more of them per gene: as if the genes were
         # a selection of informative ones.
-        return _MEDIAN_UMIS * math.sqrt(self.experiment.n_genes / _FULL_GENES)
+        self._median_umis = _MEDIAN_UMIS * math.sqrt(n_genes / _FULL_GENES)
+        n_shifted = max(1, round(_SHIFTED_SHARE * n_genes))
+        of_mechanisms = _random(seed, _MECHANISMS)
+        # Which genes each cause shifts, and by how much.
+        self._shifts = list[tuple[NDArray[np.int64], NDArray[np.float64]]]()
+        for rng, n_causes, strength in (
+            (_random(seed, _CELL_LINES), experiment.n_cell_lines, _CELL_LINE_STRENGTH),
+            (of_mechanisms, _N_BROAD, _BROAD_STRENGTH),
+            (of_mechanisms, _N_FINE, _FINE_STRENGTH),
+            (_random(seed, _DRUGS), experiment.n_drugs, _DRUG_STRENGTH),
+        ):
+            genes = [rng.choice(n_genes, n_shifted, replace=False) for _ in range(n_causes)]
+            sizes = rng.standard_normal((n_causes, n_shifted)).clip(-_MAX_SHIFT, _MAX_SHIFT)
+            self._shifts.append((np.array(genes), strength * sizes))
 
     def expected_nonzeros(self, n_cells: int) -> int:
         """Return the approximate number of non-zeros of this many cells."""
         abundance = np.exp(self._baseline)
-        abundance *= self.median_umis * math.exp(_SPREAD_OF_UMIS**2 / 2) / abundance.sum()
+        abundance *= self._median_umis * math.exp(_SPREAD_OF_UMIS**2 / 2) / abundance.sum()
         return round(-n_cells * float(np.expm1(-abundance).sum()))
 
     def draw_n_umis(self, rng: np.random.Generator, n_cells: int) -> NDArray[np.int64]:
         """Return the UMIs of each cell, int64, shape (n_cells,), at least one each."""
-        umis = rng.lognormal(math.log(self.median_umis), _SPREAD_OF_UMIS, size=n_cells)
+        umis = rng.lognormal(math.log(self._median_umis), _SPREAD_OF_UMIS, size=n_cells)
         return np.maximum(umis.round().astype(np.int64), 1)
 
     def untreated(self, plate: int) -> NDArray[np.float64]:
@@ -264,36 +234,22 @@ class ExpressionModel:
         """
         scale = 1 + math.log10(_DOSAGES[dosage] / _DOSAGES[-1]) / len(_DOSAGES)
         log_abundance = untreated.copy()
-        self._cell_lines.add_to(log_abundance, cell_line)
-        self._broad.add_to(log_abundance, drug % _N_FINE % _N_BROAD, scale)
-        self._fine.add_to(log_abundance, drug % _N_FINE, scale)
-        self._drugs.add_to(log_abundance, drug, scale)
+        causes = (
+            (cell_line, 1.0),
+            (drug % _N_FINE % _N_BROAD, scale),
+            (drug % _N_FINE, scale),
+            (drug, scale),
+        )
+        for (genes, sizes), (cause, factor) in zip(self._shifts, causes, strict=True):
+            log_abundance[genes[cause]] += factor * sizes[cause]
         cumulative = np.exp(log_abundance, out=log_abundance).cumsum()
         cumulative /= cumulative[-1]
         return cumulative
 
 
-class CountRows(NamedTuple):
-    """Counts of some cells, one cell after the other.
-
-    Parameters
-    ----------
-    genes
-        The detected genes, int32, shape (n_nonzeros,), ascending within a cell.
-    counts
-        Their counts, float32, shape (n_nonzeros,).
-    row_ends
-        Where each cell ends in these arrays, int64, shape (n_cells,).
-    """
-
-    genes: NDArray[np.int32]
-    counts: NDArray[np.float32]
-    row_ends: NDArray[np.int64]
-
-
 def _draw_counts(
     rng: np.random.Generator, cumulative: NDArray[np.float64], n_umis: NDArray[np.int64]
-) -> CountRows:
+) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int64]]:
     """Draw the counts of cells of one condition.
 
     Parameters
@@ -304,6 +260,11 @@ def _draw_counts(
         The cumulative distribution over genes, see `ExpressionModel.cumulative`.
     n_umis
         UMIs of each cell, int64, shape (n_cells,), at least one each.
+
+    Returns
+    -------
+    The detected genes, ascending within a cell, and their counts, both of shape (n_nonzeros,), one
+    cell after the other; and where each cell ends in these arrays, shape (n_cells,).
     """
     # Arrival times of a Poisson process, divided by the time of the next arrival, are sorted
     # uniforms: the search then walks through the genes in order, and the UMIs of one gene are
@@ -321,108 +282,96 @@ def _draw_counts(
     run_lengths = np.diff(run_ends, prepend=-1)
     run_genes = genes[run_ends]
     is_gene = run_genes >= 0
-    return CountRows(
-        genes=run_genes[is_gene].astype(np.int32),
-        counts=run_lengths[is_gene].astype(np.float32),
-        row_ends=run_ends[is_gene].searchsorted(closing),
+    return (
+        run_genes[is_gene].astype(np.int32),
+        run_lengths[is_gene].astype(np.float32),
+        run_ends[is_gene].searchsorted(closing),
     )
 
 
 # Writing a sparse matrix in anndata's layout without holding it in memory.
 
 _INT32_MAX = np.iinfo(np.int32).max
-_GZIP_LEVEL = 4  # anndata's compression="gzip"
+_CELLS_PER_WRITE = 64  # so that one draw fits in a CPU's cache
+_GZIP: dict[str, Any] = {"compression": "gzip", "compression_opts": 4}  # anndata's "gzip"
 
 
-class CsrWriter:
-    """Appends rows to a CSR matrix; `finish` makes it readable.
+class GrowingArray:
+    """A gzipped dataset to which values are appended, compressed outside HDF5's lock and the GIL.
 
     Parameters
     ----------
-    group
-        An empty group of a file that is open for writing.
-    shape
-        Rows and columns of the finished matrix.
-    expected_nonzeros
-        Estimated number of non-zeros. HDF5 chunks get the size that h5py guesses for that length,
-        as when anndata writes the whole array in one call.
+    group, name, dtype
+        Where the dataset is created, and its dtype.
+    length
+        Its expected length. Chunks get the size that h5py guesses for it, as when anndata writes
+        the whole array in one call.
     """
 
-    def __init__(
-        self, group: h5py.Group, *, shape: tuple[int, int], expected_nonzeros: int
-    ) -> None:
-        attributes = {"encoding-type": "csr_matrix", "encoding-version": "0.1.0"}
-        group.attrs.update({**attributes, "shape": np.array(shape, dtype=np.int64)})
-        self._group = group
-        self._indptr = np.zeros(shape[0] + 1, dtype=np.int64)
-        self._n_rows = 0
-        self._indices = _ChunkWriter(_create(group, "indices", expected_nonzeros, np.int32))
-        self._data = _ChunkWriter(_create(group, "data", expected_nonzeros, np.float32))
-
-    def append(self, rows: CountRows) -> None:
-        """Append rows."""
-        self._indices.append(rows.genes)
-        self._data.append(rows.counts)
-        stop = self._n_rows + rows.row_ends.size
-        self._indptr[self._n_rows + 1 : stop + 1] = self._indptr[self._n_rows] + rows.row_ends
-        self._n_rows = stop
-
-    def finish(self) -> None:
-        """Write the remaining values, and the row pointers."""
-        self._indices.finish()
-        self._data.finish()
-        dtype = np.int32 if self._indptr[-1] <= _INT32_MAX else np.int64
-        _create(self._group, "indptr", self._indptr.size, dtype)[:] = self._indptr
-
-
-class _ChunkWriter:
-    """Appends to a gzipped dataset; compresses outside HDF5's lock and the GIL."""
-
-    def __init__(self, dataset: h5py.Dataset) -> None:
-        self._dataset = dataset
-        self._chunk = np.zeros(dataset.chunks, dtype=dataset.dtype)
-        self._filled = 0
-        self._written = 0
+    def __init__(self, group: h5py.Group, name: str, dtype: type[np.generic], length: int) -> None:
+        self._dataset = group.create_dataset(name, (length,), dtype, maxshape=(None,), **_GZIP)
+        self._chunk: int = self._dataset.chunks[0]
+        self._waiting, self._written = np.empty(0, dtype), 0
 
     def append(self, values: NDArray[np.generic]) -> None:
-        while values.size:
-            taken = values[: self._chunk.size - self._filled]
-            self._chunk[self._filled : self._filled + taken.size] = taken
-            self._filled += taken.size
-            values = values[taken.size :]
-            if self._filled == self._chunk.size:
-                self._write_chunk()
+        """Append values of the dtype, shape (n,)."""
+        self._waiting = np.concatenate([self._waiting, values])
+        while self._waiting.size >= self._chunk:
+            self._write(self._waiting[: self._chunk])
+            self._waiting = self._waiting[self._chunk :]
 
     def finish(self) -> None:
         """Write the last chunk, possibly a partial one, and truncate the dataset to its length."""
-        length = self._written + self._filled
-        if self._filled:
-            self._chunk[self._filled :] = 0
-            self._write_chunk()
+        length = self._written + self._waiting.size
+        if self._waiting.size:
+            self._write(np.pad(self._waiting, (0, self._chunk - self._waiting.size)))
         self._dataset.resize((length,))
 
-    def _write_chunk(self) -> None:
-        end = self._written + self._chunk.size
+    def _write(self, chunk: NDArray[np.generic]) -> None:
+        end = self._written + self._chunk
         if end > self._dataset.shape[0]:
             self._dataset.resize((end,))
-        compressed = zlib.compress(self._chunk.data, _GZIP_LEVEL)
+        compressed = zlib.compress(chunk.data, _GZIP["compression_opts"])
         with phil:  # before 3.16, h5py does not take it here
             self._dataset.id.write_direct_chunk((self._written,), compressed)
-        self._written, self._filled = end, 0
+        self._written = end
 
 
-def _create(group: h5py.Group, name: str, length: int, dtype: type[np.generic]) -> h5py.Dataset:
-    return group.create_dataset(
-        name,
-        shape=(length,),
-        maxshape=(None,),
-        dtype=dtype,
-        compression="gzip",
-        compression_opts=_GZIP_LEVEL,
-    )
+def _write_matrix(
+    group: h5py.Group,
+    model: ExpressionModel,
+    plate: int,
+    conditions: pd.DataFrame,
+    n_umis: NDArray[np.int64],
+    rng: np.random.Generator,
+    on_written: Callable[[int], None],
+) -> None:
+    """Write the counts of the cells of a plate."""
+    shape = np.array([n_umis.size, model.experiment.n_genes])
+    attributes = {"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": shape}
+    group.attrs.update(attributes)
+    expected = model.expected_nonzeros(n_umis.size)
+    indices = GrowingArray(group, "indices", np.int32, expected)
+    data = GrowingArray(group, "data", np.float32, expected)
+    indptr, n_nonzeros = [np.zeros(1, np.int64)], 0
+    untreated, stop = model.untreated(plate), 0
+    for drug, dosage, cell_line, n_cells in conditions.itertuples(index=False, name=None):
+        cumulative = model.cumulative(untreated, cell_line=cell_line, drug=drug, dosage=dosage)
+        start, stop = stop, stop + n_cells
+        for first in range(start, stop, _CELLS_PER_WRITE):
+            batch = n_umis[first : min(first + _CELLS_PER_WRITE, stop)]
+            genes, counts, row_ends = _draw_counts(rng, cumulative, batch)
+            indices.append(genes)
+            data.append(counts)
+            indptr.append(n_nonzeros + row_ends)
+            n_nonzeros += genes.size
+            on_written(batch.size)
+    indices.finish()
+    data.finish()
+    dtype = np.int32 if n_nonzeros <= _INT32_MAX else np.int64
+    pointers = np.concatenate(indptr).astype(dtype)
+    group.create_dataset("indptr", data=pointers, maxshape=(None,), **_GZIP)
 
-
-_CELLS_PER_WRITE = 64  # so that one draw fits in a CPU's cache
 
 # Libraries that anndata uses change the list of warning filters, which all threads share.
 _anndata_lock = threading.Lock()
@@ -432,9 +381,20 @@ def _write_plate(
     model: ExpressionModel, plate: int, path: Path, on_written: Callable[[int], None]
 ) -> None:
     """Write one plate; the file appears at ``path`` only once it is complete."""
+    experiment = model.experiment
+    conditions = experiment.layout(plate)
+    rng = _random(experiment.seed, _COUNTS, plate)
+    n_umis = model.draw_n_umis(rng, int(conditions["n_cells"].sum()))
     unfinished = path.with_name(path.name + ".part")
     try:
-        _write_unfinished(model, plate, unfinished, on_written)
+        # anndata writes everything except the matrix, which would have to fit in memory.
+        with _anndata_lock:
+            var = pd.DataFrame(index=[f"gene{gene:05d}" for gene in range(experiment.n_genes)])
+            obs = _obs(experiment.plate_names[plate], conditions, n_umis)
+            AnnData(obs=obs, var=var).write_h5ad(unfinished, compression="gzip")
+        with h5py.File(unfinished, "r+") as file:
+            group = file.create_group("X")
+            _write_matrix(group, model, plate, conditions, n_umis, rng, on_written)
         unfinished.replace(path)
     except (OSError, RuntimeError, ValueError) as error:
         # HDF5 describes a full disk or a limit of file sizes at length, in errors of any type. If
@@ -449,51 +409,20 @@ def _write_plate(
         unfinished.unlink(missing_ok=True)
 
 
-def _write_unfinished(
-    model: ExpressionModel, plate: int, path: Path, on_written: Callable[[int], None]
-) -> None:
-    experiment = model.experiment
-    layout = experiment.layout(plate)
-    rng = _random(experiment.seed, _COUNTS, plate)
-    n_umis = model.draw_n_umis(rng, int(layout.n_cells.sum()))
-
-    # anndata writes everything except the matrix, which would have to fit in memory.
-    with _anndata_lock:
-        var = pd.DataFrame(index=[f"gene{gene:05d}" for gene in range(experiment.n_genes)])
-        obs = _obs(experiment.plate_names[plate], layout, n_umis)
-        AnnData(obs=obs, var=var).write_h5ad(path, compression="gzip")
-    untreated = model.untreated(plate)
-    with h5py.File(path, "r+") as file:
-        matrix = CsrWriter(
-            file.create_group("X"),
-            shape=(n_umis.size, experiment.n_genes),
-            expected_nonzeros=model.expected_nonzeros(n_umis.size),
-        )
-        start = 0
-        for drug, dosage, cell_line, n_cells in zip(*layout, strict=True):
-            cumulative = model.cumulative(untreated, cell_line=cell_line, drug=drug, dosage=dosage)
-            stop = start + n_cells
-            for first in range(start, stop, _CELLS_PER_WRITE):
-                batch = n_umis[first : min(first + _CELLS_PER_WRITE, stop)]
-                matrix.append(_draw_counts(rng, cumulative, batch))
-                on_written(batch.size)
-            start = stop
-        matrix.finish()
-
-
-def _obs(plate_name: str, layout: PlateLayout, n_umis: NDArray[np.int64]) -> pd.DataFrame:
+def _obs(plate_name: str, conditions: pd.DataFrame, n_umis: NDArray[np.int64]) -> pd.DataFrame:
     """Return the obs table: one row per cell, the conditions one after the other."""
-    conditions = pd.DataFrame(
+    drugs = conditions["drug"].to_numpy()
+    columns = pd.DataFrame(
         {
-            "plate": pd.Categorical([plate_name] * layout.n_cells.size),
-            "cell_line": _named("cell_line_", layout.cell_line),
-            "drug": _named("drug_", layout.drug),
-            "dosage": np.array(_DOSAGES)[layout.dosage],
-            "moa_broad": _named("moa_broad_", layout.drug % _N_FINE % _N_BROAD),
-            "moa_fine": _named("moa_fine_", layout.drug % _N_FINE),
+            "plate": pd.Categorical([plate_name] * drugs.size),
+            "cell_line": _named("cell_line_", conditions["cell_line"].to_numpy()),
+            "drug": _named("drug_", drugs),
+            "dosage": np.array(_DOSAGES)[conditions["dosage"]],
+            "moa_broad": _named("moa_broad_", drugs % _N_FINE % _N_BROAD),
+            "moa_fine": _named("moa_fine_", drugs % _N_FINE),
         }
     )
-    obs = conditions.loc[conditions.index.repeat(layout.n_cells)]
+    obs = columns.loc[columns.index.repeat(conditions["n_cells"])]
     obs.index = pd.Index([f"{plate_name}_{cell:08d}" for cell in range(n_umis.size)])
     return obs.assign(n_counts=n_umis.astype(np.float32))
 
@@ -532,32 +461,25 @@ def write_plates(
     num_threads
         Number of plates that are written concurrently.
     """
-    cancelled = threading.Event()
+    stopped = threading.Event()
     n_written = dict.fromkeys(paths, 0)
 
-    def write(plate: int) -> None:
+    def write(plate: int, path: Path) -> None:
         def count(n_cells: int) -> None:
-            if cancelled.is_set():
+            if stopped.is_set():
                 raise CancelledError
             n_written[plate] += n_cells
 
-        # The thread that cancelled reports why; and after a failure HDF5 is better left alone.
-        with suppress(CancelledError):
-            count(0)
-            try:
-                _write_plate(model, plate, paths[plate], count)
-            except Exception:
-                cancelled.set()
-                raise
+        _write_plate(model, plate, path, count)
 
     with ThreadPoolExecutor(num_threads) as pool:
-        pending = {pool.submit(write, plate) for plate in paths}
+        pending = {pool.submit(write, *each) for each in paths.items()}
         try:
             while pending:
-                done, pending = wait(pending, timeout=_POLL_SECONDS)
+                done, pending = wait(pending, _POLL_SECONDS, FIRST_EXCEPTION)
                 for future in done:
                     future.result()
                 on_progress(sum(n_written.values()))
-        except BaseException:
-            cancelled.set()
-            raise
+        finally:
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)

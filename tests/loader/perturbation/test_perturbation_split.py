@@ -311,7 +311,7 @@ CANNOT_BE: list[tuple[Any, str]] = [
     # Contradictions.
     (
         {"fewshot": {"replogle.rpe1": {"val": ["AARS"], "test": ["AARS", "NUP107"]}}},
-        "[fewshot.\"replogle.rpe1\"]: 'AARS' is in `val` and in `test`, but a condition",
+        "[fewshot.\"replogle.rpe1\"]: 'AARS' of 'replogle.rpe1' is in 'val' already and cannot",
     ),
     (
         {"zeroshot": {"replogle.rpe1": "test"}, "fewshot": {"replogle.rpe1": {"val": ["AARS"]}}},
@@ -320,7 +320,7 @@ CANNOT_BE: list[tuple[Any, str]] = [
     (
         {"zeroshot": {"replogle.rpe1": "test"}, "perturbations": {"val": ["AARS"]}}
         | {"training": {"replogle": "train"}},
-        "[perturbations]: 'AARS' of 'replogle.rpe1' is in 'test' already and cannot",
+        "[perturbations] in used cell types: 'AARS' of 'replogle.rpe1' is in 'test' already",
     ),
     (
         {"fewshot": {"replogle.rpe1": {"val": ["AARS"]}}, "perturbations": {"test": ["AARS"]}},
@@ -332,26 +332,29 @@ CANNOT_BE: list[tuple[Any, str]] = [
     ),
     # Names that do not occur.
     ({"training": {"replogel": "train"}}, "[training]: no dataset 'replogel'; near: 'replogle'"),
-    ({"zeroshot": {"replogl.rpe1": "val"}}, "[zeroshot]: no dataset 'replogl'; near: 'replogle'"),
+    (
+        {"zeroshot": {"replogl.rpe1": "val"}},
+        "[zeroshot]: no cell type 'replogl.rpe1'; near: 'replogle.rpe1'",
+    ),
     (
         {"zeroshot": {"replogle.Jurkat ": "val"}},
-        "[zeroshot]: no cell type of replogle: 'Jurkat '; near: 'jurkat'",
+        "[zeroshot]: no cell type 'replogle.Jurkat '; near: 'replogle.jurkat'",
     ),
     (
         {"zeroshot": {"replogle.k562": "val"}},
-        "[zeroshot]: no cell type of replogle: 'k562'; there are: 'rpe1', 'jurkat'",
+        "[zeroshot]: no cell type 'replogle.k562'; near: 'replogle.jurkat', 'replogle.rpe1'",
     ),
     (
         {"fewshot": {"replogle.rpe1": {"test": ["aars", "X"]}}},
-        "[fewshot.\"replogle.rpe1\"]: 'replogle.rpe1': no treatment 'aars', 'X'; near: 'AARS'",
+        "[fewshot.\"replogle.rpe1\"]: no treatment 'aars', 'X'; near: 'AARS'",
     ),
     (
         {"fewshot": {"tahoe.k562": {"test": ["NUP107"]}}},
-        "'tahoe.k562': no treatment 'NUP107'; there are: 'AARS'",
+        "[fewshot.\"tahoe.k562\"]: no treatment 'NUP107'; there are: 'AARS'",
     ),
     (
         {"perturbations": {"test": ["AARS"]}},
-        "[perturbations]: used cell types: no treatment 'AARS'; there are none",
+        "[perturbations] in used cell types: no treatment 'AARS'; there are none",
     ),
     # Another layout.
     ({"fewshots": {}}, "held_out: no section 'fewshots'; near: 'fewshot'"),
@@ -359,15 +362,15 @@ CANNOT_BE: list[tuple[Any, str]] = [
     ({"training": {"replogle": "test"}}, "[training]: replogle = 'test' must be 'train'"),
     (
         {"zeroshot": {"replogle": "val"}},
-        "'replogle' has no cell type; write \"replogle.CELL_TYPE\"",
+        "[zeroshot]: no cell type 'replogle'; near: 'replogle.rpe1', 'replogle.jurkat'",
     ),
     ({"zeroshot": {"replogle": {"rpe1": "val"}}}, 'put "replogle.rpe1" in quotes'),
     ({"zeroshot": {"replogle.rpe1": "valid"}}, "'replogle.rpe1' = 'valid' must be 'val' or 'test'"),
-    ({"zeroshot": {"replogle.rpe1": 1}}, "[zeroshot]: 'replogle.rpe1' = 1 must be text"),
+    ({"zeroshot": {"replogle.rpe1": 1}}, "[zeroshot]: 'replogle.rpe1' = 1 must be 'val' or 'test'"),
     ({"fewshot": {"replogle.rpe1": ["AARS"]}}, "must have `val` and `test`, but is ['AARS']"),
     (
         {"fewshot": {"replogle": {"rpe1": {}}}},
-        'put the name in quotes, as in [fewshot."DATASET.rpe1"]',
+        'put "replogle.rpe1" in quotes',
     ),
     ({"fewshot": {"replogle.rpe1": {"train": []}}}, "has 'train', but only `val` and `test`"),
     ({"fewshot": {"replogle.rpe1": {"val": "AARS"}}}, "val = 'AARS' must be a list"),
@@ -395,7 +398,14 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"dataset": np.zeros(3)}, "`dataset` must have a label for each of 8 rows"),
     ({"dataset": None, "held_out": {"training": {"a": "train"}}}, "give the dataset of each row"),
     ({"dataset": None, "held_out": {"datasets": {"a": "x"}}}, "`AnnData` has no files"),
-    ({"treatment": np.array([1, "1", CONTROL] * 2 + [2, 3], object)}, "two labels are written '1'"),
+    (
+        {"treatment": np.array([1, "1", CONTROL] * 2 + [2, 3], object)},
+        "'replogle.rpe1': two conditions are written '1'; give their labels other names",
+    ),
+    (
+        {"cell_type": np.array([1] * 3 + ["1"] * 3 + ["k562"] * 2, object)},
+        "'replogle.1': two conditions are written 'AARS'; give their labels other names",
+    ),
 ]
 
 

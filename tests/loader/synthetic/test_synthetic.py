@@ -15,7 +15,6 @@ import scipy.sparse
 from cellfeed import ParameterError
 from cellfeed.synthetic import _plates as _synthetic
 from cellfeed.synthetic import write_tahoe_like
-from cellfeed.synthetic._plates import CountRows
 
 CONDITION = ["plate", "drug", "dosage", "cell_line"]
 CATEGORICAL = ["plate", "cell_line", "drug", "moa_broad", "moa_fine"]
@@ -163,22 +162,25 @@ def test_the_file_is_as_anndata_would_write_it(paths, plates, tmp_path):
             assert ours["X"][name].chunks[0] == pytest.approx(theirs["X"][name].chunks[0], rel=0.1)
 
 
-@pytest.mark.parametrize("expected_nonzeros", [300, 30_000, 300_000])
-@pytest.mark.parametrize(("limit", "dtype"), [(30_000, "int32"), (20_000, "int64")])
-def test_writing_rows_by_and_by(tmp_path, monkeypatch, expected_nonzeros, limit, dtype):
-    monkeypatch.setattr(_synthetic, "_INT32_MAX", limit)
-    rng = np.random.default_rng(0)
-    matrix = scipy.sparse.csr_matrix(rng.poisson(0.1, (300, 1_000)).astype(np.float32))
-    with h5py.File(tmp_path / "matrix.h5", "w") as file:
-        writer = _synthetic.CsrWriter(
-            file.create_group("X"), shape=matrix.shape, expected_nonzeros=expected_nonzeros
-        )
-        for rows in (matrix[:7], matrix[7:7], matrix[7:200], matrix[200:]):
-            row_ends = rows.indptr[1:].astype(np.int64)
-            writer.append(CountRows(genes=rows.indices, counts=rows.data, row_ends=row_ends))
-        writer.finish()
-        assert file["X/indptr"].dtype == dtype
-        assert (anndata.io.read_elem(file["X"]) != matrix).nnz == 0
+@pytest.mark.parametrize("expected", [300, 30_000, 300_000])
+def test_values_are_appended_in_any_portions(tmp_path, expected):
+    values = np.random.default_rng(0).poisson(2, 30_000).astype(np.float32)
+    with h5py.File(tmp_path / "values.h5", "w") as file:
+        array = _synthetic.GrowingArray(file, "values", np.float32, expected)
+        for portion in np.split(values, [7, 7, 20_000]):
+            array.append(portion)
+        array.finish()
+        assert np.array_equal(file["values"], values)
+
+
+def test_row_pointers_of_more_elements_than_int32_can_count(tmp_path, monkeypatch):
+    before, *_ = write_tahoe_like(tmp_path / "int32", **TINY)
+    monkeypatch.setattr(_synthetic, "_INT32_MAX", 1_000)
+    after, *_ = write_tahoe_like(tmp_path / "int64", **TINY)
+    for path, dtype in ((before, np.int32), (after, np.int64)):
+        with h5py.File(path) as file:
+            assert file["X/indptr"].dtype == dtype
+    assert (anndata.read_h5ad(after).X != anndata.read_h5ad(before).X).nnz == 0
 
 
 @pytest.fixture(scope="module")
@@ -247,10 +249,10 @@ class TestRepetition:
 
     @pytest.mark.parametrize("num_threads", [1, 3])
     def test_a_disk_that_runs_full(self, tmp_path, monkeypatch, num_threads):
-        def fail(writer, rows):
+        def fail(array, values):
             raise OSError(errno.ENOSPC, "file write failed: what HDF5 says about it at length")
 
-        monkeypatch.setattr(_synthetic.CsrWriter, "append", fail)
+        monkeypatch.setattr(_synthetic.GrowingArray, "append", fail)
         with pytest.raises(OSError, match=r"No space left on device.*plate0\d\.h5ad'"):
             write_tahoe_like(tmp_path, **TINY, num_threads=num_threads)
         assert [path.name for path in tmp_path.iterdir()] == ["collection.json"]

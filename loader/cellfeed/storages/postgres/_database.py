@@ -1,8 +1,10 @@
 """A database that a URL names: connecting to it, and describing its errors."""
 
+import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -23,8 +25,8 @@ _DEFAULTS: dict[str, Any] = {
     "keepalives_count": 4,
     "tcp_user_timeout": 30_000,
 }
-_STATEMENT_MS = 600_000  # for one query of metadata or obs
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # in seconds, before asking again
+_STATEMENT_SECONDS = 600  # for one query of metadata or obs
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # in seconds, before asking again
 # SQLSTATEs, or their prefixes: connections, resources, server starting or stopping, time-outs.
 _PASSING = ("08", "53", "57P", "57014", "40", "58", "XX")
 _NOT_GRANTED, _DROPPED = "42501", ("42P01", "42703", "3F000")  # undefined table, column, schema
@@ -83,13 +85,13 @@ class Database:
         self.arguments: dict[str, Any] = {"conninfo": url, **usual, **given, **fixed}
         self.has_connected = False
 
-    def ask(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a read-only query, with retries where they may help."""
-        with Session(self) as session:
-            return session.ask(query, parameters)
-
-    def retried(self, ask: Callable[[], _Result]) -> _Result:
+    def retried(self, ask: Callable[[], _Result], what: str = "") -> _Result:
         """Call a function, and retry it while the error may pass and there is time.
+
+        Parameters
+        ----------
+        what
+            What is read, for messages; see `failure`.
 
         Raises
         ------
@@ -97,16 +99,16 @@ class Database:
             The last attempt failed.
         """
         driver = psycopg(self.location)
-        began, pause = time.monotonic(), FIRST_PAUSE
+        began, pause = time.monotonic(), _FIRST_PAUSE
         while True:
             try:
                 return ask()
-            except driver.Error as error:
+            except (driver.Error, TimeoutError) as error:
                 is_late = time.monotonic() - began > self.retry_seconds
                 if not may_pass(error) or is_late or not is_awaited():
-                    raise self.failure(error) from None
+                    raise self.failure(error, what) from None
             time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def failure(self, error: BaseException, what: str = "") -> CellfeedError:
         """Return a one-line error for an exception of psycopg.
@@ -129,6 +131,41 @@ class Database:
         return RemoteError(f"{named} cannot be read ({one_line(error)}); {remedy}")
 
 
+@cache
+def _connection_class(driver: Any) -> Any:
+    """Return a class of connections that do not wait forever, which those of psycopg do."""
+
+    class Connection(driver.Connection):  # type: ignore[misc]
+        seconds = _STATEMENT_SECONDS
+
+        def wait(self, steps: Any, *args: Any, **options: Any) -> Any:
+            return super().wait(_unless_silent(steps, self.seconds), *args, **options)
+
+    return Connection
+
+
+def _unless_silent(steps: Any, seconds: float) -> Generator[Any, Any, Any]:
+    """Go through the steps of a query; raise if the server sends nothing, or nobody waits for it.
+
+    Raises
+    ------
+    TimeoutError
+        The server sent nothing for ``seconds``, or the process is exiting.
+    """
+    heard = time.monotonic()
+    try:
+        wanted = next(steps)
+        while True:
+            ready = yield wanted
+            if ready:
+                heard = time.monotonic()
+            elif time.monotonic() - heard > seconds or not is_awaited():
+                raise TimeoutError(f"no answer in {time.monotonic() - heard:.0f} s")
+            wanted = steps.send(ready)
+    except StopIteration as end:
+        return end.value
+
+
 class Session:
     """A connection that is opened when needed, reopened if it was dropped, and closed at the end.
 
@@ -138,11 +175,25 @@ class Session:
         The database.
     for_writing
         Whether to allow changes.
+    seconds
+        How long the server may send nothing before another connection is opened.
     """
 
-    def __init__(self, database: Database, *, for_writing: bool = False) -> None:
-        self._database, self._for_writing = database, for_writing
+    def __init__(
+        self,
+        database: Database,
+        *,
+        for_writing: bool = False,
+        seconds: float = _STATEMENT_SECONDS,
+    ) -> None:
+        self._database, self._for_writing, self._seconds = database, for_writing, seconds
         self._connection: Any = None
+        self._process = os.getpid()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._connection is not None and not self._connection.closed
 
     def connection(self) -> Any:
         """Return the connection.
@@ -152,23 +203,35 @@ class Session:
         RemoteError
             None was ever opened; this is not retried.
         """
-        if self._connection is None or self._connection.closed:
+        if not self.is_open:
             database, driver = self._database, psycopg(self._database.location)
             try:
-                self._connection = driver.connect(**database.arguments)
+                self._connection = _connection_class(driver).connect(**database.arguments)
             except driver.Error as error:
                 if database.has_connected:
                     raise
                 raise database.failure(error) from None
             database.has_connected = True
+            self._connection.seconds = self._seconds
             self._connection.execute(
-                f"SET statement_timeout = {_STATEMENT_MS}; "
+                f"SET statement_timeout = {_STATEMENT_SECONDS * 1000}; "
                 f"SET default_transaction_read_only = {'off' if self._for_writing else 'on'}"
             )
         return self._connection
 
-    def ask(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    def ask(
+        self, query: str, parameters: tuple[Any, ...] = (), what: str = "", *, binary: bool = False
+    ) -> list[tuple[Any, ...]]:
         """Return the rows of a read-only query.
+
+        Parameters
+        ----------
+        query, parameters
+            The query, and what stands for its placeholders.
+        what
+            What is read, for messages; see `Database.failure`.
+        binary
+            Whether values are sent in binary form.
 
         Raises
         ------
@@ -177,18 +240,29 @@ class Session:
         """
 
         def ask() -> list[tuple[Any, ...]]:
-            found = self.connection().execute(query, parameters or None)
-            rows: list[tuple[Any, ...]] = found.fetchall()
+            try:
+                found = self.connection().execute(query, parameters or None, binary=binary)
+                rows: list[tuple[Any, ...]] = found.fetchall()
+            except TimeoutError:
+                self.close()
+                raise
             return rows
 
-        return self._database.retried(ask)
+        return self._database.retried(ask, what)
+
+    def close(self) -> None:
+        """Close the connection; in a fork, it is that of the other process."""
+        if self._connection is not None and self._process == os.getpid():
+            self._connection.close()
+
+    def __del__(self) -> None:
+        self.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._connection is not None:
-            self._connection.close()
+        self.close()
 
 
 def may_pass(error: BaseException) -> bool:

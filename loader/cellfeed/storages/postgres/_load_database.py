@@ -99,53 +99,8 @@ _LEAST_CELLS, _MOST_CELLS = 64, 8192
 _LOCK_SECONDS = 2.0  # a server releases the lock of a connection a moment after that has ended
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Job:
-    """A collection that is written into a database.
-
-    Parameters
-    ----------
-    database, schema
-        The target database and schema.
-    collection, obs
-        The collection, and its obs.
-    obs_columns, elements
-        Descriptions of obs columns and elements in the tables.
-    cells_per_part
-        Number of cells that are written in one transaction.
-    digest
-        Identifier of the job; empty if there is none, as for cells in memory.
-    """
-
-    database: Database
-    schema: str
-    collection: Collection
-    obs: ObsTable
-    obs_columns: tuple[ObsColumn, ...]
-    elements: tuple[ElementColumn, ...]
-    cells_per_part: int
-    digest: str
-
-    @property
-    def named(self) -> str:
-        """The database and the name of the collection, for messages."""
-        return f"{self.database.location}: {self.schema}"
-
-    @property
-    def n_parts(self) -> int:
-        """Number of parts."""
-        return -(-len(self.collection) // self.cells_per_part)
-
-    def rows(self, part: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-        """Return the rows of a part, ascending."""
-        first = part * self.cells_per_part
-        return np.arange(first, min(first + self.cells_per_part, len(self.collection)))
-
-
-def describe_job(
-    collection: Collection, database: Database, schema: str, obs: Sequence[str] | None
-) -> Job:
-    """Return the job for a collection.
+    """A collection that is written into a database; each process that writes has a copy.
 
     Parameters
     ----------
@@ -156,64 +111,84 @@ def describe_job(
     obs
         Names of the obs columns; all columns if None.
 
+    Attributes
+    ----------
+    obs, obs_columns
+        The obs columns, and their descriptions.
+    elements, genes
+        Descriptions of the elements, and the names of their columns by key.
+    parts
+        First row, and the end, of each part, which is written in one transaction.
+    digest
+        Identifier of the job; empty if there is none, as for cells in memory.
+
     Raises
     ------
     ParameterError
         There is no such column, or the name of the schema is invalid.
+    MismatchError
+        A gene has no name.
     """
-    if not schema or schema.startswith("pg_") or len(schema.encode()) > 63:  # noqa: PLR2004
-        msg = f"`name` must have 1 to 63 bytes and not begin with pg_, but got name={schema!r}"
-        raise ParameterError(msg)
-    files = tuple(map(InputFile.of, collection.locations))
-    there = list(dict.fromkeys(name for each in collection.sources for name in each.obs_names()))
-    if obs is not None:
-        require_list("obs", "columns", obs)
-    chosen = there if obs is None else list(dict.fromkeys(obs))
-    for name in chosen:
-        if name not in there:
-            msg = f"`obs` names {name!r}, but the columns are: {', '.join(there)}"
+
+    def __init__(
+        self, collection: Collection, database: Database, schema: str, obs: Sequence[str] | None
+    ) -> None:
+        if not schema or schema.startswith("pg_") or len(schema.encode()) > 63:  # noqa: PLR2004
+            msg = f"`name` must have 1 to 63 bytes and not begin with pg_, but got name={schema!r}"
             raise ParameterError(msg)
-    table = ObsTable(collection.sources, tuple(each.path for each in files), chosen)
-    first = table.read(np.zeros(1, np.int64))
-    if len(files) > 1:
-        chosen += table.provenance
-    columns = column_names(chosen, "obs")
-    obs_columns = tuple(
-        _described(name, column, first[name]) for name, column in zip(chosen, columns, strict=True)
-    )
-    names = column_names(collection.elements, "element")
-    stored = collection.sources[0].elements
-    elements = tuple(
-        ElementColumn(
-            name=name,
-            column=column,
-            layout=each.layout,
-            dtype=str(each.dtype),
-            row_shape=each.row_shape,
-            genes=None if stored[name].var is None else f"genes/{stored[name].var}",
+        self.collection, self.database, self.schema = collection, database, schema
+        self.named = f"{database.location}: {schema}"  # for messages
+        files = tuple(map(InputFile.of, collection.locations))
+        there = list(
+            dict.fromkeys(name for each in collection.sources for name in each.obs_names())
         )
-        for (name, each), column in zip(collection.elements.items(), names, strict=True)
-    )
-    row_bytes = max(1.0, collection.mean_row_bytes())
-    cells = int(min(max(_PART_BYTES // row_bytes, _LEAST_CELLS), _MOST_CELLS))
-    identities = [_identity(each, tuple(collection.elements)) for each in collection.sources]
-    genes = [digest_of(*names) for _, names in _genes(collection, elements)]
-    digest = ""
-    if all(identities):
-        digest = digest_of(
-            str(VERSION), *map(str, files), *identities, str(len(collection)), str(cells),
-            *map(str, elements), *map(str, obs_columns), *genes,
-        )  # fmt: skip
-    return Job(
-        database=database,
-        schema=schema,
-        collection=collection,
-        obs=table,
-        obs_columns=obs_columns,
-        elements=elements,
-        cells_per_part=cells,
-        digest=digest,
-    )
+        if obs is not None:
+            require_list("obs", "columns", obs)
+        chosen = there if obs is None else list(dict.fromkeys(obs))
+        for name in chosen:
+            if name not in there:
+                msg = f"`obs` names {name!r}, but the columns are: {', '.join(there)}"
+                raise ParameterError(msg)
+        self.obs = ObsTable(collection.sources, tuple(each.path for each in files), chosen)
+        first = self.obs.read(np.zeros(1, np.int64))
+        if len(files) > 1:
+            chosen += self.obs.provenance
+        columns = zip(chosen, column_names(chosen, "obs"), strict=True)
+        self.obs_columns = [_described(name, column, first[name]) for name, column in columns]
+        self.elements, self.genes = list[ElementColumn](), dict[str, list[str]]()
+        of_genes = list[str]()
+        columns = zip(
+            collection.elements, column_names(collection.elements, "element"), strict=True
+        )
+        for name, column in columns:
+            each, var = collection.elements[name], collection.sources[0].elements[name].var
+            if var is not None:
+                require_named(collection.locations[0], each.column_names)
+                self.genes[f"genes/{var}"] = list(map(str, each.column_names))
+                of_genes.append(digest_of(*self.genes[f"genes/{var}"]))
+            element = ElementColumn(
+                name=name,
+                column=column,
+                layout=each.layout,
+                dtype=str(each.dtype),
+                row_shape=each.row_shape,
+                genes=None if var is None else f"genes/{var}",
+            )
+            self.elements.append(element)
+        n_cells, row_bytes = len(collection), max(1.0, collection.mean_row_bytes())
+        n = int(min(max(_PART_BYTES // row_bytes, _LEAST_CELLS), _MOST_CELLS))
+        self.parts = [(k, min(k + n, n_cells)) for k in range(0, n_cells, n)]
+        identities = [_identity(each, tuple(collection.elements)) for each in collection.sources]
+        self.digest = ""
+        if all(identities):
+            self.digest = digest_of(
+                str(VERSION), *map(str, files), *identities, str(n_cells), str(n),
+                *map(str, self.elements), *map(str, self.obs_columns), *of_genes,
+            )  # fmt: skip
+
+    def n_cells_of(self, parts: Iterable[int]) -> int:
+        """Return the number of cells of some parts."""
+        return sum(stop - first for first, stop in (self.parts[number] for number in parts))
 
 
 def _identity(source: Source, elements: Sequence[str]) -> str:
@@ -228,23 +203,6 @@ def _identity(source: Source, elements: Sequence[str]) -> str:
     found = map(source.elements.__getitem__, elements)
     orders = (order for each in found for order in (each.row_order, each.stored_columns))
     return digest_of(version, source.selection(), *map(digest_of_array, orders))
-
-
-def _genes(
-    collection: Collection, elements: Sequence[ElementColumn]
-) -> Iterator[tuple[str, list[str]]]:
-    """Yield the key and the names of the genes of each element that has some.
-
-    Raises
-    ------
-    MismatchError
-        A gene has no name.
-    """
-    for each in elements:
-        if each.genes is not None:
-            names = collection.elements[each.name].column_names
-            require_named(collection.locations[0], names)
-            yield each.genes, list(map(str, names))
 
 
 # The tables of a collection: creating, resuming and finishing them.
@@ -303,7 +261,7 @@ def _begin_load(connection: Any, job: Job) -> Sequence[int] | None:
     if there.get("is_complete"):
         return None
     done = {number for (number,) in connection.execute(f"SELECT number FROM {schema}.parts")}  # noqa: S608
-    return [number for number in range(job.n_parts) if number not in done]
+    return [number for number in range(len(job.parts)) if number not in done]
 
 
 def _finish(connection: Any, job: Job) -> None:
@@ -349,7 +307,7 @@ def _make(connection: Any, job: Job) -> None:
                 "is_complete": False,
                 "obs": [asdict(each) for each in job.obs_columns],
                 "elements": [asdict(each) for each in job.elements],
-                **dict(_genes(job.collection, job.elements)),
+                **job.genes,
             }
             _put(connection, job, metadata)
     except library.errors.InsufficientPrivilege as error:
@@ -380,7 +338,7 @@ def _write_part(job: Job, session: Session, number: int) -> None:
         A file is damaged, or has text that PostgreSQL cannot store.
     """
     database, library = job.database, psycopg(job.database.location)
-    rows = job.rows(number)
+    rows = np.arange(*job.parts[number])
     cells, obs = job.collection[rows], job.obs.read(rows)
     packed = [_packed(cells, each.name) for each in job.elements]
     columns = [_python_values(each, obs[each.name]) for each in job.obs_columns]
@@ -512,7 +470,7 @@ def load_database(
     with Session(database, for_writing=True) as session:
         connection = session.connection()
         collection = open_collection(paths, elements=elements)
-        job = describe_job(collection, database, name, obs)
+        job = Job(collection, database, name, obs)
         try:
             _hold(connection, job)
             begun = _begin_load(connection, job)
@@ -522,9 +480,9 @@ def load_database(
         except library.Error as error:
             raise database.failure(error) from None
         missing = begun or ()
-        done = len(collection) - sum(len(job.rows(number)) for number in missing)
+        done = len(collection) - job.n_cells_of(missing)
         for number in _written(job, missing, num_workers):
-            done += len(job.rows(number))
+            done += job.n_cells_of([number])
             if on_progress is not None:
                 on_progress(done, len(collection))
         if begun is not None:
@@ -533,7 +491,7 @@ def load_database(
     return Loaded(
         url=f"{location}{separator}collection={quote(name)}",
         n_cells=len(collection),
-        n_parts=job.n_parts,
+        n_parts=len(job.parts),
         n_parts_written=len(missing),
         seconds=time.perf_counter() - start,
     )

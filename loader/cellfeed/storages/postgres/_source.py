@@ -6,15 +6,17 @@ import math
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from queue import LifoQueue
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.bytes import Location, digest_of
+from cellfeed.bytes import LOOK_UP_SECONDS, Location, digest_of, is_awaited
 from cellfeed.extending import FormatError, ParameterError, PathError, RemoteError, one_line, pd
 from cellfeed.rows import CsrRows
-from cellfeed.sources import Runs, Source, Storage, StoredElement, expand
+from cellfeed.sources import OpenedPerProcess, Runs, Source, Storage, StoredElement, expand
 from cellfeed.storages.postgres._database import (
     VERSION,
     Database,
@@ -25,7 +27,148 @@ from cellfeed.storages.postgres._database import (
     psycopg,
     quoted,
 )
-from cellfeed.storages.postgres._pool import PendingRows, Pool, PoolOfProcess
+
+# Rows by key, over the connections of a process.
+
+_ANSWER_SECONDS = 30.0  # in which a server that works sends some of an answer
+_TOO_MANY = ("too many", "slots are reserved")  # too many connections, in the server's words
+_NAMED = 3  # missing cells
+_IDS_PER_REQUEST = 512
+_REQUEST_BYTES = 1 << 20  # of rows, about
+
+
+class Pool:
+    """Threads of a process, each of which asks for rows over a connection, opened when needed.
+
+    Parameters
+    ----------
+    database
+        The database.
+    """
+
+    def __init__(self, database: Database) -> None:
+        n = database.n_connections
+        self._database = database
+        self._sessions = [Session(database, seconds=_ANSWER_SECONDS) for _ in range(n)]
+        self._idle = LifoQueue[Session]()  # so that open ones are taken first
+        for session in self._sessions:
+            self._idle.put(session)
+        self.threads = ThreadPoolExecutor(n, "cellfeed-postgres")
+
+    def answer(self, query: str, ids: Sequence[int]) -> list[bytes]:
+        """Return the packed row of each id, in a thread of the pool.
+
+        Parameters
+        ----------
+        query
+            The query, with ``ANY(%s)`` for the ids; returns id and packed row.
+        ids
+            Ids of cells, ascending.
+
+        Raises
+        ------
+        RemoteError
+            The server does not answer.
+        FormatError
+            Rows are missing.
+        """
+        session = self._session()
+        try:
+            cells = f"cell {ids[0]}" if len(ids) == 1 else f"cells {ids[0]} to {ids[-1]}"
+            found = dict(session.ask(query, (ids,), cells, binary=True))
+        finally:
+            self._idle.put(session)
+        missing = [each for each in ids if found.get(each) is None]
+        if missing:
+            more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+            named = ", ".join(map(str, missing[:_NAMED]))
+            msg = f"{self._database.location}: packed rows of cells {named}{more} are missing"
+            raise FormatError(f"{msg}; load the collection again")
+        return [found[each] for each in ids]
+
+    def _session(self) -> Session:
+        """Take an idle session; those for which the server has no connection are left out."""
+        while True:
+            session = self._idle.get()
+            try:
+                session.connection()
+            except Exception as error:  # noqa: BLE001 - asking raises it again
+                has_no_slot = any(words in str(error) for words in _TOO_MANY)
+                if has_no_slot and any(each.is_open for each in self._sessions):
+                    continue
+            return session
+
+
+class PoolOfProcess(OpenedPerProcess):
+    """Calling it returns the pool of this process, which ends with this object.
+
+    Parameters
+    ----------
+    database
+        The database.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def _open(self) -> Pool:
+        pool = Pool(self._database)
+        weakref.finalize(self, _end, pool.threads, os.getpid())
+        return pool
+
+
+def _end(threads: ThreadPoolExecutor, process: int) -> None:
+    if process == os.getpid():  # they did not survive a fork
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+class PendingRows:
+    """Rows that were requested; what no connection has begun is cancelled if it is dropped.
+
+    Parameters
+    ----------
+    ids
+        Ids of the rows, ascending, int64.
+    parts
+        Answers with the rows of consecutive ids.
+    location
+        The database, for messages.
+    """
+
+    def __init__(
+        self, ids: NDArray[np.int64], parts: list[Future[list[bytes]]], location: Location
+    ) -> None:
+        self._ids, self.parts, self._location = ids, parts, location
+        weakref.finalize(self, _cancel, parts).atexit = False
+
+    def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return the positions of ids among these; None unless all are found."""
+        at = np.searchsorted(self._ids, ids)
+        if not at.size or at[-1] == self._ids.size or not np.array_equal(self._ids[at], ids):
+            return None
+        return at
+
+    def packed(self) -> list[bytes]:
+        """Wait for the rows; return them in order."""
+        rows = list[bytes]()
+        for part in self.parts:
+            while not wait([part], LOOK_UP_SECONDS).done:
+                if not is_awaited():
+                    msg = f"{self._location}: reading was cancelled, since the process is exiting"
+                    raise RemoteError(msg)
+            try:
+                rows += part.result()
+            except Exception:
+                self._ids = self._ids[:0]  # so that a retry requests them again
+                self.parts.clear()  # which keep the error, and with it this object
+                raise
+        return rows
+
+
+def _cancel(parts: Sequence[Future[list[bytes]]]) -> None:
+    for part in parts:
+        part.cancel()
+
 
 # Elements whose rows are packed in a table, and read by key.
 
@@ -76,7 +219,8 @@ class PostgresElement(StoredElement):
             return super().var_names()
         table = escaped(quoted(self._schema, "cellfeed"))
         query = f"SELECT value FROM {table} WHERE key = %s"  # noqa: S608
-        found = self._database.ask(query, (self._column.genes,))
+        with Session(self._database) as session:
+            found = session.ask(query, (self._column.genes,))
         if not found or len(found[0][0]) != self.shape[1]:
             msg = f"{self._database.location}: the names of genes are damaged"
             raise FormatError(f"{msg}; load the collection again")
@@ -90,40 +234,44 @@ class PostgresElement(StoredElement):
         """Return the encoding of rows."""
         return "zstd, each cell"
 
-    def expect(self, runs: Runs) -> object:
+    def expect(self, runs: Runs) -> PendingRows:
         """Request rows, without waiting."""
-        pending = self._asked(self._ids_of(runs), is_urgent=False)
+        pending = self._asked(self._ids_of(runs))
         self._pending = (*(each for each in self._pending if each()), weakref.ref(pending))
         return pending
 
+    def _asked(self, ids: NDArray[np.int64]) -> PendingRows:
+        pool: Pool = self._pool()
+        n = int(min(max(_REQUEST_BYTES // self.expected_row_bytes, 1), _IDS_PER_REQUEST))
+        some = [ids[k : k + n].tolist() for k in range(0, ids.size, n)]
+        parts = [pool.threads.submit(pool.answer, self._query, each) for each in some]
+        return PendingRows(ids, parts, self._database.location)
+
+    def _packed(self, ids: NDArray[np.int64]) -> list[bytes]:
+        """Wait for packed rows; request them unless they were expected."""
+        for pending in (each() for each in self._pending):
+            at = None if pending is None else pending.positions(ids)
+            if pending is not None and at is not None:
+                rows = pending.packed()
+                return rows if at.size == len(rows) else [rows[k] for k in at.tolist()]
+        return self._asked(ids).packed()
+
     def read_rows(self, runs: Runs) -> CsrRows | NDArray[Any]:
-        """Return rows: wait for announced ones, and request the others."""
+        """Return rows: wait for those that were expected, and request others."""
         from cellfeed.storages.postgres._packed import PackedRowError, unpack_rows  # noqa: PLC0415 - compiles
 
         ids = self._ids_of(runs)
         is_dense = self.layout == "dense"
         n_columns = math.prod(self._column.row_shape)
-        packed = self._packed(ids) if ids.size else []
+        packed = self._packed(ids)
         try:
             indptr, indices, data = unpack_rows(packed, self.dtype, n_columns, is_dense=is_dense)
         except PackedRowError as error:
             msg = f"{self._database.location}: `{self._column.name}` of cell {ids[error.row]}"
             raise FormatError(f"{msg} is damaged; load the collection again") from None
         if is_dense:
-            return data.reshape(ids.size, *self.shape[1:])
+            return data.reshape(len(packed), *self.shape[1:])
         return CsrRows(indptr, indices, data, n_columns)
-
-    def _packed(self, ids: NDArray[np.int64]) -> list[bytes]:
-        for pending in (each() for each in self._pending):
-            at = None if pending is None else pending.positions(ids)
-            if pending is not None and at is not None:
-                rows = pending.packed(self._database.location)
-                return rows if at.size == len(rows) else [rows[k] for k in at.tolist()]
-        return self._asked(ids, is_urgent=True).packed(self._database.location)
-
-    def _asked(self, ids: NDArray[np.int64], *, is_urgent: bool) -> PendingRows:
-        pool: Pool = self._pool()
-        return pool.ask(self._query, ids, self.expected_row_bytes, is_urgent=is_urgent)
 
     def _ids_of(self, runs: Runs) -> NDArray[np.int64]:
         rows = expand(runs)

@@ -20,7 +20,7 @@ from cellfeed import (
     RemoteError,
     open_collection,
 )
-from cellfeed.storages.postgres import _pool
+from cellfeed.storages.postgres import _source
 
 pytestmark = pytest.mark.server
 
@@ -113,7 +113,7 @@ def test_a_server_that_stays_away(server, load):
 
 
 def test_a_connection_that_falls_silent(server, load, monkeypatch):
-    monkeypatch.setattr(_pool, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(_source, "_ANSWER_SECONDS", 0.5)
     _, url, adata = load
     name = {"application_name": "silent", "connections": 2}
     minibatches = iter(dataset_of(url, server, **name))
@@ -129,6 +129,17 @@ def test_a_connection_that_falls_silent(server, load, monkeypatch):
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
     assert sorted(seen) == list(range(adata.n_obs))
+
+
+def test_a_server_with_fewer_connections(server, load):
+    name, url, adata = load
+    server.ask("CREATE ROLE few LOGIN PASSWORD 'own' CONNECTION LIMIT 2")
+    server.ask(f"GRANT USAGE ON SCHEMA {name} TO few")
+    server.ask(f"GRANT SELECT ON ALL TABLES IN SCHEMA {name} TO few")
+    options = {"password": "own", "connections": 8, "retry_seconds": 30}
+    source = PostgresSource(url.replace("postgres@", "few@"), storage_options=options)
+    dataset = CellDataset(open_collection(source), BlockShuffling(4), 8, 2, seed=0)
+    assert sorted(check(dataset, adata)) == list(range(adata.n_obs))
 
 
 def test_missing_rows(server, load):
