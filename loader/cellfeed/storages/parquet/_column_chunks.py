@@ -17,6 +17,9 @@ from cellfeed.storages.parquet import _kernels as kernels
 _CODECS = ("none", "snappy", "gzip", "lzo", "brotli", "lz4_hadoop", "zstd", "lz4")
 _MAGIC_BYTES = 4
 
+_PLAIN, _PLAIN_DICTIONARY, _RLE, _RLE_DICTIONARY = 0, 2, 3, 8  # encodings
+_PLAIN_OR_DICTIONARIES = 1 << _PLAIN | 1 << _PLAIN_DICTIONARY | 1 << _RLE | 1 << _RLE_DICTIONARY
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnChunks:
@@ -112,6 +115,11 @@ class ColumnChunks:
     def sizes(self) -> NDArray[np.int64]:
         """Number of bytes, int64, shape (n_groups, n_columns)."""
         return self.chunks[:, :, fields.STORED_BYTES]
+
+    @property
+    def are_plain_or_dictionaries(self) -> NDArray[np.bool_]:
+        """Whether values are plain, or indices into a dictionary, shape (n_groups, n_columns)."""
+        return (self.chunks[:, :, fields.ENCODINGS] & ~_PLAIN_OR_DICTIONARIES) == 0
 
     def codec(self, group: int, column: int) -> str:
         """Return the name of a codec."""

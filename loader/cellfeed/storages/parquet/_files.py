@@ -454,8 +454,11 @@ class ParquetFiles:
             for each in fields if as_obs else ():
                 if reason := footer.refused_in_obs(each):
                     raise ColumnError(reason)
-            text = [each.name for each in fields if as_obs and kind(each.type) == "text"]
-            chunks = footer.chunks(leaves)
+            chunks, text = footer.chunks(leaves), list[str]()
+            if as_obs:  # each has one leaf; of other encodings, pyarrow makes no dictionaries
+                are_plain = chunks.are_plain_or_dictionaries.all(axis=0).tolist()
+                there = zip(fields, are_plain, strict=True)
+                text = [each.name for each, fits in there if fits and kind(each.type) == "text"]
             with self.damage_named(file, f"columns {', '.join(map(repr, columns))}"):
                 source = self._source(file, chunks.begins.ravel(), chunks.sizes.ravel())
                 opened = self._opened(file, source, text)

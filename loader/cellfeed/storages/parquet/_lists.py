@@ -24,8 +24,6 @@ _CODEC, _MOST, _EMPTY, _ITEMSIZE, _N_ENTRIES, _N_BYTES = range(6)
 LIST_NUMBERS = 6
 
 _ITEMSIZES = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8}
-_PLAIN, _PLAIN_DICTIONARY, _RLE, _RLE_DICTIONARY = 0, 2, 3, 8
-_ENCODINGS = 1 << _PLAIN | 1 << _PLAIN_DICTIONARY | 1 << _RLE | 1 << _RLE_DICTIONARY
 _MOST_BYTES = 1 << 28  # of a column in a row group, which is decoded at once
 
 
@@ -57,7 +55,8 @@ def list_numbers(
     is_known &= (column.physical_type in ("FLOAT", "DOUBLE")) == is_float
     codec = PARQUET_CODECS.get(chunks.codec(group, number), -1)
     chunk = chunks.chunks[group, number]
-    is_known &= codec >= 0 and can_decode(codec) and not chunk[fields.ENCODINGS] & ~_ENCODINGS
+    is_known &= codec >= 0 and can_decode(codec)
+    is_known &= bool(chunks.are_plain_or_dictionaries[group, number])
     n_bytes = int(chunk[fields.CHUNK_BYTES])
     is_known &= max(n_bytes, int(chunk[fields.STORED_BYTES])) <= _MOST_BYTES
     empty = int(field.nullable)

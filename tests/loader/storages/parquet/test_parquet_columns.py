@@ -106,6 +106,23 @@ def test_obs_columns_are_those_that_pyarrow_reads(tmp_path_factory, parts, name)
     assert values_of(folder, name) == wanted
 
 
+# duckdb writes the third by default, in files of version 2.
+TEXT_ENCODINGS = ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"]
+
+
+@pytest.mark.parametrize("encoding", TEXT_ENCODINGS)
+@pytest.mark.parametrize("of", [pa.string(), pa.large_string(), pa.string_view()])
+@pytest.mark.parametrize("n_files", [1, 2])
+def test_text_in_all_encodings(tmp_path, encoding, of, n_files):
+    table = pa.table(LISTS | {"drug": pa.array(TEXT, of), "plate": ["p"] * N})
+    options = {"use_dictionary": ["plate"], "column_encoding": {"drug": encoding}}
+    pq.write_table(table, tmp_path / "0.parquet", row_group_size=4, **options)
+    if n_files == 2:
+        pq.write_table(table, tmp_path / "1.parquet")
+    assert values_of(tmp_path, "drug") == TEXT * n_files
+    assert values_of(tmp_path, "plate") == ["p"] * N * n_files
+
+
 LIST_TYPES = [
     pa.list_,
     pa.large_list,
