@@ -1,6 +1,7 @@
 # Everything runs in .venv, which is created on first use. Once its packages are installed, no
 # network is needed. Another Python has an environment of its own, with the newest versions of all
-# packages: `make test-all PYTHON=python3.13` runs in .venv-python3.13.
+# packages: `make test-all PYTHON=python3.13` runs in .venv-python3.13. There, tiledbsoma keeps pandas
+# at 2; `make test` and `.ci/versions newest` install pandas 3.
 PYTHON ?= python3
 ifeq ($(PYTHON),python3)
 VENV := .venv
