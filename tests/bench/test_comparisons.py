@@ -123,8 +123,10 @@ SMALL = {
     "cores": [*PLATES, "--threads=1", "--fetch=2"],
     "gpu": [],  # test_gpu.py
     "loaded": [*PLATES, "--seconds=0.1"],
+    "loop": [*PLATES, "--seconds=0.1", "--operations=2"],
     "memory_maps": [*PLATES, "--cache=warm", "--seconds=0.1"],
     "parquet": ["--rounds=1", "--files=1", "--blocks=1024"],
+    "perturbation": [*PLATES, "--seconds=0.1"],
     "postgres": [],  # needs a server
     "ranks": [],  # a minute for each storage
     "remote": [*PLATES, "--servers=web", "--milliseconds=0", "--blocks=16", "--prefetches=1"],
@@ -136,7 +138,7 @@ SMALL = {
     "uncached": [*PLATES, "--blocks=16"],
 }  # fmt: skip
 NEEDS = {"cellstream": "cellstream", "memory_maps": "bionemo",
-         "parquet": "datasets", "remote": "obstore"}  # fmt: skip
+         "parquet": "datasets", "perturbation": "cell_load", "remote": "obstore"}  # fmt: skip
 
 
 def test_each_is_run_or_it_is_said_why_not():

@@ -206,6 +206,7 @@ Path("replogle").mkdir()
 genes = ["AARS", "NUP107", "POLR2A", "RPUSD4", "non-targeting"]
 for line in ("jurkat", "k562", "rpe1"):
     obs = pd.DataFrame({{"gene": np.tile(genes, 15), "cell_type": line}})
+    obs["gem_group"] = np.repeat(["1", "2", "3"], 25)
     obs.index = [f"{{line}}{{k}}" for k in range(len(obs))]
     study = anndata.AnnData(np.ones((len(obs), 20), np.float32), obs=obs)
     study.write_h5ad(f"replogle/{{line}}.h5ad")

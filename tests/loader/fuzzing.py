@@ -134,6 +134,7 @@ class FencedDecoder:
         report = np.zeros(fields.N_REPORTS, np.int64)
         raw = self._raw[self._raw.size - len(stored) :]
         tables = reads.arrays, reads.chunks, reads.segments
+        kernels.resolve(reads.arrays)
         kernels.decode(*tables, function_addresses(), report, raw, *self._buffers, self._scratch)
         return int(report[fields.FAILURE]), out[:n_wanted]
 

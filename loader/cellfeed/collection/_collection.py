@@ -290,7 +290,8 @@ class Collection:
         >>> collection.loaded_bytes
         9
         """
-        wanted = np.unique(row_numbers(slice(None) if rows is None else rows, len(self)))
+        numbers = row_numbers(slice(None) if rows is None else rows, len(self))
+        wanted = numbers if rows is None else np.unique(numbers)
         parts = [str((each.location, each.version(), each.selection())) for each in self._sources]
         parts += [repr((each, *each.column_names)) for each in self._elements.values()]
 

@@ -348,6 +348,7 @@ class ChunkReads:
             return 0, report
         if decoder.verify != "first":
             arrays[:, fields.CHECKED] = _CHECKED[decoder.verify]
+        kernels.resolve(arrays)  # here, since threads would do it in turn, each with the GIL
         n_elements = int(segments[:, fields.COUNT].sum())
         placed = n_elements * int(arrays[:, fields.OUT_ITEMSIZE].max(initial=0))
         arrays[:, fields.STREAMED] = placed > _CACHE_BYTES

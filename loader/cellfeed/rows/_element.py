@@ -508,4 +508,4 @@ class Cells(ByElement):
 
         made = minibatch_of(self.elements, self.obs, self.rows, self.obs_names, dense=dense)
         others = {name: each.to_torch(dense=dense) for name, each in self.others.items()}
-        return replace(made, **others)
+        return replace(made, **others) if others else made

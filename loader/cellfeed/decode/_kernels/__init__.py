@@ -9,7 +9,7 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
-    from cellfeed.decode._kernels._decoding import advise, decode, head_sizes
+    from cellfeed.decode._kernels._decoding import advise, decode, head_sizes, resolve
     from cellfeed.decode._kernels._decompression import decompressor, lzf, snappy, unshuffle
     from cellfeed.decode._kernels._placing import copy_all, crossings_ascend, densify, place
     from cellfeed.decode._kernels._planning import count, plan_flat, plan_grid, trim
@@ -25,7 +25,7 @@ if typing.TYPE_CHECKING:
     from cellfeed.decode._kernels._transforming import cast_address, transform_rows
 else:
     _MODULES = {
-        "_decoding": "advise decode head_sizes",
+        "_decoding": "advise decode head_sizes resolve",
         "_decompression": "decompressor lzf snappy unshuffle",
         "_placing": "copy_all crossings_ascend densify place",
         "_planning": "count plan_flat plan_grid trim",

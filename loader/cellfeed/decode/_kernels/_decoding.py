@@ -161,29 +161,10 @@ def _read_ahead(
     return failure, end, n
 
 
-def decode(
-    arrays: Ints, chunks: Ints, segments: Ints, functions: Ints, report: Ints, *buffers: _Bytes
-) -> int:
-    """Read, decompress and place chunks until none is left; several threads share one report.
+def resolve(arrays: Ints) -> None:
+    """Write to a table of arrays the addresses of the functions that they need.
 
-    Parameters
-    ----------
-    arrays, chunks, segments
-        The tables; ``chunks`` contains only the chunks to decode now. The functions that they need
-        are compiled, or loaded, and their addresses written to ``arrays``.
-    functions
-        Addresses of the C functions.
-    report
-        Shared by all threads that decode these tables.
-    buffers
-        Buffers for the bytes of one read, a decompressed chunk, an unshuffled chunk, and, if
-        elements are cast before they are placed, a chunk of cast elements; each thread has its own.
-        (They are arguments since a compiled function frees its own arrays after their last use by
-        name, even if their address is still in use.)
-
-    Returns
-    -------
-    Number of bytes that this thread read.
+    The functions are compiled, or loaded.
     """
     for column, kind, function_of in (
         (fields.DECOMPRESS, fields.CODEC, decompressor),
@@ -197,7 +178,6 @@ def decode(
         arrays[:, fields.UNSHUFFLE] = unshuffler.address
     if arrays[:, fields.DELTA].any():
         arrays[:, fields.ADD_UP] = adder.address
-    return int(_decode(arrays, chunks, segments, functions, report, *buffers))
 
 
 @compiled("boolean(CPointer(int64), CPointer(int64))", inner=True)
@@ -303,7 +283,7 @@ def _take_zeros(array: Ints, segments_at: int, n_segments: int, buffer: int, is_
     f"int64({_int64_2d}, {_int64_2d}, {_int64_2d}, int64[::1], int64[::1], "
     "uint8[::1], uint8[::1], uint8[::1], uint8[::1])"
 )
-def _decode(  # noqa: PLR0912 - one loop over chunks
+def decode(  # noqa: PLR0912 - one loop over chunks
     arrays: Ints,
     chunks: Ints,
     segments: Ints,
@@ -314,7 +294,27 @@ def _decode(  # noqa: PLR0912 - one loop over chunks
     unshuffled_buffer: _Bytes,
     scratch_buffer: _Bytes,
 ) -> int:
-    """Do what `decode` does, with the functions whose addresses are in ``arrays``."""
+    """Read, decompress and place chunks until none is left; several threads share one report.
+
+    Parameters
+    ----------
+    arrays, chunks, segments
+        The tables; ``chunks`` contains only the chunks to decode now. ``arrays`` have the addresses
+        of their functions, see `resolve`.
+    functions
+        Addresses of the C functions.
+    report
+        Shared by all threads that decode these tables.
+    raw_buffer, decoded_buffer, unshuffled_buffer, scratch_buffer
+        Buffers for the bytes of one read, a decompressed chunk, an unshuffled chunk, and, if
+        elements are cast before they are placed, a chunk of cast elements; each thread has its own.
+        (They are arguments since a compiled function frees its own arrays after their last use by
+        name, even if their address is still in use.)
+
+    Returns
+    -------
+    Number of bytes that this thread read.
+    """
     n_chunks, chunks_at, segments_at = len(chunks), address_of(chunks), address_of(segments)
     arrays, chunks = _array_table(address_of(arrays)), _chunk_table(chunks_at)
     raw, decoded = address_of(raw_buffer), address_of(decoded_buffer)

@@ -32,6 +32,9 @@ class StateBatch:
     model takes ``cell_sentence_len`` consecutive cells as a set, which share perturbation and
     cell type: let `GroupedSampling` with that ``set_size`` choose the treated cells.
 
+    Elements that are stored sparse are made dense here if they are not yet: much faster is a
+    dataset with ``dense=True``, whose threads do it.
+
     Parameters
     ----------
     collection
