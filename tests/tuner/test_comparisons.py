@@ -107,7 +107,7 @@ def test_a_rival_is_equally_fast_undecided_or_slower(result_of, ratio, said):
     [
         (None, []),
         (0.3, []),
-        (0.4, ["Undecided: not all was timed, and one that was not is probably faster"]),
+        (0.4, ["Undecided: a configuration that was not timed is probably faster"]),
     ],
 )
 def test_what_may_well_be_faster_is_said(result_of, chance, said):
