@@ -19,5 +19,6 @@ def shorten(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
     set_attribute(search, "LEAST_TURNS", 1)
     set_attribute(search, "LEAST_CHANCE", 1.0)
     set_attribute(search, "PROFILE_SHARE", 0.0)
+    set_attribute(search, "FEWEST_TIMED", 1)
     set_attribute(search, "LEAST_SUSTAINED_SECONDS", SECONDS)
     set_attribute(search, "SUSTAINED_SHARE", 0.0)

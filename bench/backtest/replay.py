@@ -258,7 +258,7 @@ def _search(grid: RecordedGrid, floor: float, measurements: Measurements) -> Cho
         row_bytes=1.0,
         batch_size=grid.batch_size,
         constraints=constraints,
-        entropies=_entropies(grid),
+        entropies=_entropies(grid).__getitem__,
     )
     search = Search(measurements=measurements, requirements=requirements)
     search.run(grid.configurations)

@@ -36,7 +36,7 @@ class MeasuringHere:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def start(self, *, limit_seconds: float = 0.0) -> None:
+    def start(self) -> None:
         pass
 
     def memory_bytes(self) -> int:

@@ -113,6 +113,7 @@ class Machine:
     now: float = 1000.0
     log_load: float = 0.0
     asked: list[Configuration] = field(default_factory=list)
+    asked_at: list[float] = field(default_factory=list)
     n_samples: int = 0
 
     def __post_init__(self) -> None:
@@ -127,10 +128,8 @@ class Machine:
     def clock(self) -> float:
         return self.now
 
-    def start(self, *, limit_seconds: float) -> None:
-        self.now += min(self.start_seconds, limit_seconds)
-        if self.start_seconds > limit_seconds:
-            raise TimeoutError
+    def start(self) -> None:
+        self.now += self.start_seconds
 
     def speed(self, each: Configuration) -> float:
         return 1 / self.cost(each)
@@ -144,6 +143,7 @@ class Machine:
         if number == self.dies_at:
             raise MeasuringError("the measuring process died")
         self.asked.append(each)
+        self.asked_at.append(self.now)
         self.log_load += self.drift * self.rng.standard_normal()
         if self.fails(each):
             self.now += 0.1
@@ -177,7 +177,8 @@ class Machine:
 class Found:
     """What a search has found.
 
-    ``asked`` is what was measured before the search was over, in this order.
+    ``asked`` is what was measured before the search was over, in this order; ``entropies`` is what
+    it was given.
     """
 
     search: Search
@@ -185,6 +186,7 @@ class Found:
     choice: Choice | None
     asked: list[Configuration]
     seconds: float
+    entropies: Entropies
 
     @property
     def chosen(self) -> Configuration:
@@ -247,7 +249,7 @@ def searched(
                 need_cells_per_second=(step_seconds and BATCH_SIZE / step_seconds) or need,
                 step_seconds=step_seconds,
             ),
-            entropies=entropies,
+            entropies=entropies.__getitem__,
         ),
         space=space,
         study=study,
@@ -256,7 +258,8 @@ def searched(
     asked = list(machine.asked)
     search.survey()
     results = search.results(search.timed if space else grid)
-    return Found(search, results, search.choose(results), asked, machine.now - began)
+    choice, seconds = search.choose(results), machine.now - began
+    return Found(search, results, choice, asked, seconds, entropies)
 
 
 def autotune_on(

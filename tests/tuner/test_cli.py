@@ -424,6 +424,7 @@ def test_impossible_settings_are_refused_before_any_measuring(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("nothing_is_measured")
 def test_what_to_ask_is_said(small_collection, tmp_path, monkeypatch):
     printed = commands.autotune(small_collection)
     assert printed.exit_code == 2

@@ -26,9 +26,9 @@ from cellfeed_tuner._entropy import (
     random_conditional_entropy_bits,
     replay_plan,
     statistic_of,
-    storage_order,
     within_block_bits,
 )
+from cellfeed_tuner._mixing import storage_order
 
 
 def entropy_of(labels, *, batch_size=64, block_size=1, fetch_factor=4, **options):

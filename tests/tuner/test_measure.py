@@ -395,6 +395,12 @@ class TestProcess:
             with pytest.raises(MeasuringError, match="died, perhaps for want of memory"):
                 process.start()
 
+    def test_one_that_does_not_start_is_one_line(self, collection, monkeypatch):
+        monkeypatch.setattr("cellfeed_tuner._measuring._process.START_SECONDS", 0.0)
+        said = "has not answered for 0 s; close other"
+        with MeasuringProcess(collection) as process, pytest.raises(MeasuringError, match=said):
+            process.start()
+
     def test_it_ends_with_its_parent(self, small_collection):
         script = (
             "import os, time\n"

@@ -12,7 +12,7 @@ from cellfeed_tuner import (
     Estimate,
     LabelResult,
 )
-from cellfeed_tuner._choose import Ordering, choose, nearest, predicted
+from cellfeed_tuner._choose import Ordering, choose, nearest
 
 CONSTRAINTS = Constraints(entropy_floor=0.95, memory_bytes=1000, need_cells_per_second=None)
 
@@ -205,10 +205,3 @@ class TestOrdering:
         assert choice is not None
         assert choice.configuration == own
         assert ("though not clearly" in choice.reason) == (high > 2)
-
-
-def test_a_prediction_says_what_it_rests_on():
-    choice = predicted(result(2, 1), Estimate(50.0, 10.0, 250.0), n_timed=2)
-    assert choice.basis == "predicted"
-    assert "from the 2 that were timed" in choice.reason
-    assert "nothing was timed" in predicted(result(2, 1), None, n_timed=0).reason

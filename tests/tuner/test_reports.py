@@ -275,7 +275,7 @@ def test_what_sets_a_kind_apart_is_said(kind, places, fact):
         ("recommended", {}, "too few rounds were timed (see --budget)"),
         ("predicted", {}, "the recommended configuration was not timed (see --budget)"),
         ("interrupted", {}, "the run was interrupted before it was counted"),
-        ("nothing timed", {}, "the measuring process had not started after 60 s, so that"),
+        ("nothing timed", {}, "no training step had ended after 60 s"),
         ("nothing feasible", {}, "nothing is recommended"),
         ("wrong loader", {}, "the loader delivers wrong data"),
         ("ranks", {}, "it is counted for a single rank only"),

@@ -419,7 +419,7 @@ class TestRanges:
     @pytest.mark.slow
     def test_few_pairs_of_sizes_are_replayed(self, of_ranges):
         coarse = {each.plan_settings for each in self.RANGES.coarse_grid()}
-        n_replayed = len(of_ranges.search.requirements.entropies)
+        n_replayed = len(of_ranges.entropies)
         assert of_ranges.search.n_considered > len(coarse)
         assert n_replayed < len(coarse) + 2 * len(of_ranges.results)
         assert {each.configuration for each in of_ranges.results} == set(of_ranges.asked)
@@ -439,7 +439,7 @@ class TestRanges:
         found = self.searched(self.RANGES, seed, need=need, budget=60.0)
         assert self.speed(found.chosen) >= 0.95 * need
         assert self.share(found.chosen) >= self.fastest(least_speed=need)[1] - 0.015
-        assert len(found.search.requirements.entropies) < 200
+        assert len(found.entropies) < 200
 
     def test_where_nothing_of_the_coarse_grid_is_feasible_proposals_find_what_is(self):
         space, floor = Space.of(range(20, 410), range(8, 501), range(9)), 0.996

@@ -17,7 +17,6 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._entropy import (
         Conditional,
         LabelEntropy,
-        StorageOrder,
         StrategyEntropy,
         label_entropy,
         minibatch_entropies,
@@ -42,6 +41,7 @@ if typing.TYPE_CHECKING:
         PrefetchResult,
         Recommended,
         Rival,
+        StorageOrder,
         Verdict,
     )
     from cellfeed_tuner._storage_advice import StorageAdvice, epochs_until_paid
@@ -56,7 +56,7 @@ _MODULE_OF = {
         "_configuration": "Configuration",
         "_dataloaders._tune": "TunedDataLoader tune_dataloader",
         "_dataloaders._trainers": "tune_trainer",
-        "_entropy": "Conditional LabelEntropy StorageOrder StrategyEntropy label_entropy "
+        "_entropy": "Conditional LabelEntropy StrategyEntropy label_entropy "
         "minibatch_entropies strategy_entropy",
         "_headroom": "Headroom headroom",
         "_interval": "Estimate",
@@ -66,7 +66,8 @@ _MODULE_OF = {
         "_ranks": "FedRanks Ranks Scaling",
         "_result": "AutotuneInterrupted AutotuneResult Ranges",
         "_results": "ConditionalEntropyBits ConfigurationResult Constraints Dataset "
-        "EntropyBits LabelCensus LabelResult Nearest PrefetchResult Recommended Rival Verdict",
+        "EntropyBits LabelCensus LabelResult Nearest PrefetchResult Recommended Rival StorageOrder "
+        "Verdict",
         "_storage_advice": "StorageAdvice epochs_until_paid",
         "_subject": "Tunable",
     }.items()

@@ -113,9 +113,9 @@ def autotune(
     dense
         Whether minibatches are made dense, as for most models; see `cellfeed.CellDataset`.
     budget
-        Seconds to spend in total, without those for compiling when the machine is used for the
-        first time. A run ends with an answer at most 2 seconds, or 5 % of the budget, after it;
-        see `Recommended.basis`.
+        Seconds to spend in total. At least half of it is for measuring: what comes before
+        (entropy, compiling on first use) counts for the other half at most. A run ends with an
+        answer at most 2 seconds, or 5 % of the budget, after it; see `Recommended.basis`.
     entropy_floor
         Least entropy, as a share of true random sampling's, 0 to 1.
     memory

@@ -7,7 +7,7 @@ is explained.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log, log2
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import (
@@ -136,13 +136,6 @@ def choose(
     return _best_mixed(feasible, constraints.need_cells_per_second)
 
 
-def predicted(result: ConfigurationResult, speed: Estimate | None, *, n_timed: int) -> Choice:
-    """Return the choice of a configuration that there was no time to time, or hardly any."""
-    why = f"from the {n_timed} that were timed" if n_timed else "nothing was timed"
-    reason = f"Predicted to be the fastest ({why})."
-    return Choice(result, speed, reason, "predicted")
-
-
 def nearest(results: Sequence[ConfigurationResult], constraints: Constraints) -> Nearest | None:
     """Return the configuration closest to being feasible; None if none can run.
 
@@ -263,14 +256,6 @@ def _best_mixed(feasible: Sequence[_Timed], need: float) -> Choice:
     return Choice(chosen.result, chosen.speed, reason, "timed")
 
 
-class Entropies(Protocol):
-    """Entropy of each label by `Configuration.plan_settings`."""
-
-    def __getitem__(self, settings: tuple[Any, ...], /) -> Mapping[str, EntropyBits]:
-        """Return the entropies of one configuration, the first label first."""
-        ...
-
-
 @dataclass(slots=True, kw_only=True)
 class Requirements:
     """Compares configurations with the constraints.
@@ -279,6 +264,8 @@ class Requirements:
     ----------
     n_cells, row_bytes
         Cells of an epoch of a rank, and the mean size of one in a fetch's buffer.
+    entropies
+        Returns the entropy of each label by `Configuration.plan_settings`, the first label first.
     is_planned
         Whether entropies are known before anything is measured.
     learn
@@ -289,13 +276,13 @@ class Requirements:
     row_bytes: float
     batch_size: int
     constraints: Constraints
-    entropies: Entropies
+    entropies: Callable[[tuple[Any, ...]], Mapping[str, EntropyBits]]
     is_planned: bool = True
     learn: "Callable[[Measurement], bool]" = lambda _: False
 
     def entropies_of(self, configuration: Configuration) -> Mapping[str, EntropyBits]:
         """Return the entropy of each label, the first label first."""
-        return self.entropies[configuration.plan_settings]
+        return self.entropies(configuration.plan_settings)
 
     def mixes(self, configuration: Configuration) -> bool:
         """Return whether every label reaches the entropy floor."""

@@ -19,7 +19,6 @@ from cellfeed import (
     SamplingStrategy,
 )
 from cellfeed_tuner import theory
-from cellfeed_tuner._constants import BEYOND_CHANCE
 from cellfeed_tuner._interval import Estimate, mean_with_interval
 
 # Fewest fetches for the interval of an entropy. Chosen: minibatches of one fetch resemble each
@@ -663,66 +662,3 @@ def _homogeneous_bits(drawn: NDArray[np.int64], plan: EpochPlan) -> float | None
         return 0.0
     block_size = effective_block_size(plan.strategy, plan.n_rows)
     return theory.expected_entropy_bits(drawn, plan.batch_size, block_size, plan.fetch_factor)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageOrder:
-    """The entropy that large blocks cost in the worst case, with one minibatch to a fetch.
-
-    Parameters
-    ----------
-    block_size
-        Rows of a block.
-    expected_bits
-        Mean entropy of minibatches at that block size and fetch factor 1, replayed over the
-        labels in their order of storage.
-    random_bits
-        Exact expectation of random sampling.
-    tolerance_bits
-        How far below it rows in random order may fall by chance.
-    """
-
-    block_size: int
-    expected_bits: float
-    random_bits: float
-    tolerance_bits: float
-
-    @property
-    def already_shuffled(self) -> bool:
-        """Whether large blocks cost no more entropy than chance may."""
-        return self.expected_bits >= self.random_bits - self.tolerance_bits
-
-    @property
-    def sentence(self) -> str:
-        """The conclusion in one sentence."""
-        bits = (
-            f"blocks of {self.block_size:,} give {self.expected_bits:.3f} bits with one "
-            f"minibatch to a fetch, where random sampling gives {self.random_bits:.3f}"
-        )
-        if self.already_shuffled:
-            return (
-                "The files are already shuffled, so large blocks cost nothing: "
-                f"{bits} (chance alone may take {self.tolerance_bits:.3f})."
-            )
-        return f"The files are not shuffled: {bits}."
-
-
-def storage_order(
-    in_blocks: LabelEntropy, single_rows: LabelEntropy, *, random_bits: float, n_distinct: int
-) -> StorageOrder:
-    """Return the entropy that large blocks cost, and whether it is more than chance.
-
-    If rows are stored in random order, the minibatches of one epoch are random samples without
-    common rows. The mean of G of them has the deviation of one, taken from a replay of single rows,
-    divided by the root of G. Further epochs add no new minibatches, so G is at most the
-    ``n_distinct`` of an epoch. Both replays are at fetch factor 1.
-    """
-    # One minibatch to a fetch, so that fetches are minibatches.
-    deviation = single_rows.whole_fetches.deviation if single_rows.whole_fetches else 0.0
-    n = min(in_blocks.n_minibatches, max(1, n_distinct))
-    return StorageOrder(
-        block_size=in_blocks.block_size,
-        expected_bits=in_blocks.bits.value,
-        random_bits=random_bits,
-        tolerance_bits=BEYOND_CHANCE * deviation / n**0.5,
-    )

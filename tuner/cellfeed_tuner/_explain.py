@@ -26,7 +26,7 @@ from cellfeed_tuner._bottleneck import Bottleneck, StageModel, bottleneck, with_
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._measuring._measurement import Measurement
-from cellfeed_tuner._measuring._process import Request, Runs
+from cellfeed_tuner._measuring._process import Measures, Request
 from cellfeed_tuner._storage_advice import StorageAdvice, StoreSample, storage_advice
 from cellfeed_tuner._subject import Selected
 
@@ -35,7 +35,7 @@ _REPEATS = 3
 
 
 def explain_throughput(
-    process: Runs,
+    process: Measures,
     measured: Measurement,
     *,
     batch_size: int,

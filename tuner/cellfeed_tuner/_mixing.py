@@ -17,11 +17,9 @@ from cellfeed_tuner._entropy import (
     LabelCounts,
     LabelEntropy,
     Statistic,
-    StorageOrder,
     random_conditional_entropy_bits,
     random_of_known_statistic,
     statistic_of,
-    storage_order,
     within_block_bits,
 )
 from cellfeed_tuner._interval import CONFIDENCE, Estimate, mean_with_interval
@@ -32,6 +30,7 @@ from cellfeed_tuner._results import (
     ConfigurationResult,
     EntropyBits,
     LabelResult,
+    StorageOrder,
     Verdict,
     least_share,
 )
@@ -684,3 +683,24 @@ def _bounded(found: Estimate, most: float) -> Estimate:
     if found.high < inf:
         return found
     return Estimate(found.value, 0.0, max(most, found.value))
+
+
+def storage_order(
+    in_blocks: LabelEntropy, single_rows: LabelEntropy, *, random_bits: float, n_distinct: int
+) -> StorageOrder:
+    """Return the entropy that large blocks cost, and whether it is more than chance.
+
+    If rows are stored in random order, the minibatches of one epoch are random samples without
+    common rows. The mean of G of them has the deviation of one, taken from a replay of single rows,
+    divided by the root of G. Further epochs add no new minibatches, so G is at most the
+    ``n_distinct`` of an epoch. Both replays are at fetch factor 1.
+    """
+    # One minibatch to a fetch, so that fetches are minibatches.
+    deviation = single_rows.whole_fetches.deviation if single_rows.whole_fetches else 0.0
+    n = min(in_blocks.n_minibatches, max(1, n_distinct))
+    return StorageOrder(
+        block_size=in_blocks.block_size,
+        expected_bits=in_blocks.bits.value,
+        random_bits=random_bits,
+        tolerance_bits=BEYOND_CHANCE * deviation / n**0.5,
+    )

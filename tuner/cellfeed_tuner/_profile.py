@@ -111,9 +111,9 @@ def profiled(
             make_dataset=make_dataset,
         )
         run.prepare()
-        known = None if journal is None else Journal(journal, run.fingerprint())
+        kept = None if journal is None else Journal(journal, run.fingerprint())
         run.start()
-        run.profile(rounds, known)
+        run.profile(rounds, kept or (), kept.append if kept else lambda *_: None)
     return run.result(strategy)
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from cellfeed import FormatError, ParameterError, PathError, __version__
 from cellfeed_tuner._bottleneck import Bottleneck
 from cellfeed_tuner._configuration import Configuration, Setting
-from cellfeed_tuner._entropy import StorageOrder
 from cellfeed_tuner._interval import Estimate, interval, scaled
 from cellfeed_tuner._machine import Busy, Machine
 from cellfeed_tuner._measuring._page_cache import CacheState
@@ -30,6 +29,7 @@ from cellfeed_tuner._results import (
     PrefetchResult,
     Recommended,
     SearchedStrategy,
+    StorageOrder,
 )
 from cellfeed_tuner._storage_advice import StorageAdvice
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from cellfeed import sampling
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._interval import Estimate, is_undecided
 from cellfeed_tuner._machine import BytesRead
+
+if TYPE_CHECKING:
+    from cellfeed import SamplingStrategy
 
 # What is known of one configuration.
 
@@ -308,16 +310,16 @@ class Dataset:
 
     paths: tuple[str, ...]
     n_cells: int
-    n_vars: int
-    layout: str
-    dtype: str
-    bytes_on_disk: int
-    stored_bytes_per_cell: float
-    rows_per_chunk: float
+    n_vars: int = 0
+    layout: str = ""
+    dtype: str = ""
+    bytes_on_disk: int = 0
+    stored_bytes_per_cell: float = 0.0
+    rows_per_chunk: float = 1.0
     label: str
-    n_labels: int
-    n_missing: int
-    label_entropy_bits: float
+    n_labels: int = 0
+    n_missing: int = 0
+    label_entropy_bits: float = 0.0
     batch_size: int
     further_labels: Mapping[str, LabelCensus] = field(default_factory=dict)
     slow_reading: str = ""
@@ -354,7 +356,7 @@ class SearchedStrategy:
     has_block_size: bool = True
 
     @classmethod
-    def of(cls, strategy: sampling.SamplingStrategy) -> "SearchedStrategy":
+    def of(cls, strategy: "SamplingStrategy") -> "SearchedStrategy":
         """Return the record of a strategy."""
         known = getattr(strategy, "__dataclass_fields__", {})
         parameters, arrays = dict[str, Any](), list[str]()
@@ -391,6 +393,8 @@ class SearchedStrategy:
         arguments += [f"{name}={name}" for name in self.arrays]
         if block_size is not None and self.has_block_size:
             arguments.append(f"block_size={block_size}")
+        from cellfeed import sampling  # noqa: PLC0415 - showing results seldom needs it
+
         # The rows of one that chooses among those of another strategy are that one's.
         known = getattr(getattr(sampling, self.name, None), "__dataclass_fields__", {"indices"})
         if rows and "indices" in known:
@@ -400,6 +404,8 @@ class SearchedStrategy:
     @property
     def is_made_again(self) -> bool:
         """Whether `cellfeed.CellDataset.from_autotune` can make it without help."""
+        from cellfeed import sampling  # noqa: PLC0415 - showing results seldom needs it
+
         return not self.arrays and self.name in sampling.__all__
 
     @property
@@ -407,6 +413,48 @@ class SearchedStrategy:
         """The obs columns that it takes labels from."""
         labels = self.parameters.get("labels", ())
         return (labels,) if isinstance(labels, str) else tuple(labels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageOrder:
+    """The entropy that large blocks cost in the worst case, with one minibatch to a fetch.
+
+    Parameters
+    ----------
+    block_size
+        Rows of a block.
+    expected_bits
+        Mean entropy of minibatches at that block size and fetch factor 1, replayed over the
+        labels in their order of storage.
+    random_bits
+        Exact expectation of random sampling.
+    tolerance_bits
+        How far below it rows in random order may fall by chance.
+    """
+
+    block_size: int
+    expected_bits: float
+    random_bits: float
+    tolerance_bits: float
+
+    @property
+    def already_shuffled(self) -> bool:
+        """Whether large blocks cost no more entropy than chance may."""
+        return self.expected_bits >= self.random_bits - self.tolerance_bits
+
+    @property
+    def sentence(self) -> str:
+        """The conclusion in one sentence."""
+        bits = (
+            f"blocks of {self.block_size:,} give {self.expected_bits:.3f} bits with one "
+            f"minibatch to a fetch, where random sampling gives {self.random_bits:.3f}"
+        )
+        if self.already_shuffled:
+            return (
+                "The files are already shuffled, so large blocks cost nothing: "
+                f"{bits} (chance alone may take {self.tolerance_bits:.3f})."
+            )
+        return f"The files are not shuffled: {bits}."
 
 
 # The constraints of a search, and what it recommends.

@@ -1,5 +1,6 @@
 """One run of ``autotune``: preparation, search, choice, comparison with the files, explanation."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -13,7 +14,6 @@ from cellfeed import CategoricalColumn, CellDataset, ParameterError, SamplingStr
 from cellfeed.interrupts import interrupts_held
 from cellfeed_tuner._bottleneck import Bottleneck
 from cellfeed_tuner._choose import Choice, nearest
-from cellfeed_tuner._entropy import StorageOrder
 from cellfeed_tuner._explain import explain_throughput
 from cellfeed_tuner._interval import Estimate, quotient, scaled
 from cellfeed_tuner._machine import Busy, Machine, describe_machine
@@ -31,11 +31,12 @@ from cellfeed_tuner._results import (
     PrefetchResult,
     Recommended,
     SearchedStrategy,
+    StorageOrder,
     Waiting,
 )
 from cellfeed_tuner._scaling import SCALING_SHARE, ScalingSearch
 from cellfeed_tuner._searching._replicates import Measurements
-from cellfeed_tuner._searching._search import Journal, Search
+from cellfeed_tuner._searching._search import Search, Timings
 from cellfeed_tuner._storage_advice import StorageAdvice
 from cellfeed_tuner._subject import Selected
 from cellfeed_tuner._time_budget import Progress, TimeBudget
@@ -50,16 +51,14 @@ STEP_SECONDS, STEP_LEAST_ROUNDS = 1.0, 4
 EXPLAIN_SHARE, PREFETCH_SHARE = 0.1, 0.35
 # Most seconds for reading delivered cells again from their files. Chosen.
 COMPARING_SECONDS = 2.0
-# If less is left for measuring, it has the time for pictures too. Chosen: less measures nothing.
-LEAST_SEARCH_SECONDS = 3.0
-# Most seconds for compiling, which the budget does not count. Chosen: five times what it takes.
+# If less of the budget is left for measuring, it has the time for pictures too. Chosen.
+LEAST_SEARCH_SHARE = 0.25
+# Most seconds for compiling, on first use. Chosen: five times what it takes.
 MOST_COMPILING_SECONDS = 60.0
 # Share of the budget after which entropies are computed over fewer rows. Chosen.
 REPLAY_SHARE = 0.25
 # Most cells of which obs columns that were not opened are read. Chosen: text takes some 50 bytes.
 MOST_CELLS_OF_OTHERS = 5_000_000
-# If the start took more than this share of the budget, the search has all the rest. Chosen.
-SLOW_START_SHARE = 0.4
 
 # Prefetch depths, in fetches, to measure for files on servers. Chosen.
 PREFETCHES = (1, 2, 4, 8, 16)
@@ -99,7 +98,7 @@ class Run:
     _prefetch_results: tuple[PrefetchResult, ...] = field(default=(), init=False)
     _scaling: Scaling | None = field(default=None, init=False)
     _n_cells_compared: int = field(default=0, init=False)
-    _lost: str = field(default="", init=False)
+    _cut_short: str = field(default="", init=False)
     _mixed_less: dict[str, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -138,35 +137,30 @@ class Run:
         _history.cache_folder()  # if there is none, fail before anything is measured
 
     def start(self) -> None:
-        """Start the measuring process, and time the training step if there is one.
+        """Wait for the measuring process, and time the training step if there is one.
 
-        If there is no time for that, nothing is measured.
+        However long the start takes, half of the budget is left.
         """
         self.on_progress("start", 0, 1)
-        try:
-            self.process.start(limit_seconds=max(0.0, self.budget.left_to_measure))
-        except TimeoutError:
-            self._lose("the measuring process had not started")
-        if self.request.selected is not None and not self._lost:
-            self._compile()
-        if self.request.step is not None and not self._lost:
+        self.process.start()
+        pace: tuple[Measurement, float] | None = None
+        if self.request.selected is not None:  # what reads these files is compiled on first use
+            self.on_progress("compile", 0, 1)
+            few = replace(self._shortest(), seconds=0.0, ranks=Ranks())
+            began = self.budget.duration
+            # What fails here fails again where it is measured, and is reported there.
+            found = measure_with(self.process, few, limit_seconds=MOST_COMPILING_SECONDS)
+            pace = found, self.budget.duration - began
+        self.budget.end_start()
+        if self.request.step is not None:
             seconds = self._step_seconds()
             if seconds is None:
-                self._lose("no training step had ended")
+                self._cut_short = f"no training step had ended after {self.budget.duration:.0f} s"
             else:
                 self.request = self.request.with_step(seconds)
         self._search = self._new_search()
-
-    def _compile(self) -> None:
-        """Read one fetch while the budget pauses, so that what reads these files is compiled."""
-        self.on_progress("compile", 0, 1)
-        with self.budget.paused():
-            # What fails here fails again where it is measured, and is reported there.
-            measure_with(
-                self.process,
-                replace(self._shortest(), least_rounds=1, seconds=0.0, ranks=Ranks()),
-                limit_seconds=MOST_COMPILING_SECONDS,
-            )
+        if pace is not None:
+            self._search.measurements.learn_pace(*pace)
 
     def _shortest(self) -> TimingRequest:
         """Return a request to time the smallest fetches of the grid, in the fewest processes."""
@@ -186,17 +180,13 @@ class Run:
             ranks=request.ranks,
         )
 
-    def _lose(self, why: str) -> None:
-        self._lost = f"{why} after {self.budget.spent:.0f} s, so that nothing was measured"
-
     def _left_to_search(self) -> float:
         after = PREFETCH_SHARE if self.request.cache == "remote" else EXPLAIN_SHARE
         after += self._scaling_share
         budget = self.budget
-        if budget.left_until(SLOW_START_SHARE) < 0:
-            after = 0.0  # on a slow machine, what is left is for the choice
         left = budget.left_until(1 - after) - budget.writing_seconds
-        return left if left >= LEAST_SEARCH_SECONDS else budget.left_to_measure
+        is_enough = left >= LEAST_SEARCH_SHARE * budget.seconds
+        return left if is_enough else budget.left_to_measure
 
     @property
     def _scaling_share(self) -> float:
@@ -262,12 +252,11 @@ class Run:
             "grid": [dict(each) for each in self.request.grid],
         }
 
-    def profile(self, n_rounds: int, journal: Journal | None) -> None:
-        """Time the whole grid in rounds, choose, and explain.
-
-        Timings that the journal has are not made again.
-        """
-        self._search.profile(n_rounds, journal, self.on_progress)
+    def profile(
+        self, n_rounds: int, known: Timings, keep: Callable[[int, Measurement], None]
+    ) -> None:
+        """Time the whole grid in rounds, choose, and explain; see `Search.profile`."""
+        self._search.profile(n_rounds, known, keep, self.on_progress)
         self._compare_with_plans()
         self._choose()
         self._compare_with_files()
@@ -277,8 +266,7 @@ class Run:
     def search(self) -> None:
         """Search, choose, and explain."""
         try:
-            if not self._lost:
-                self._measure()
+            self._measure()
             self._compare_with_plans()
             self._choose()
             self._choose_prefetch()
@@ -302,7 +290,7 @@ class Run:
         except MeasuringError as error:
             if not len(self._search.measurements):
                 raise
-            self._lost = str(error)
+            self._cut_short = str(error)
 
     def _compare_with_plans(self) -> None:
         """Note which loaders other than cellfeed's own deliver something else than they plan."""
@@ -334,7 +322,7 @@ class Run:
             ),
             recommended=recommended,
             nearest=None if recommended or faults else nearest(results, constraints),
-            seconds=self.budget.spent,
+            seconds=self.budget.duration,
             date=self._date,
             storage_order=self._order,
             bottleneck=self._bottleneck,
@@ -343,7 +331,7 @@ class Run:
             busy=Busy.of(measured.others),
             replicate_spread=measured.replicate_spread,
             interrupted=self.interrupted,
-            cut_short=self._lost,
+            cut_short=self._cut_short,
             loader_fault=next((f"{each}: {fault}" for each, fault in faults.items()), None),
             n_cells_compared=self._n_cells_compared,
             strategy=SearchedStrategy.of(strategy) if strategy else None,
@@ -390,7 +378,7 @@ class Run:
         choice = self._search.choose(self._results())
         if choice is None:
             return
-        stepped = None if self.interrupted or self._lost else self._search.with_step(choice)
+        stepped = None if self.interrupted or self._cut_short else self._search.with_step(choice)
         measurements = self._search.measurements
         configuration, reason = choice.configuration, choice.reason
         if configuration in self._search.slowed:
@@ -471,7 +459,7 @@ class Run:
         step_seconds = request.rank_step_seconds
         if not request.rank_counts or recommended is None or step_seconds is None:
             return
-        if self._lost or recommended.basis == "predicted":
+        if self._cut_short or recommended.basis == "predicted":
             note = "there was no time to measure; a larger --budget measures it"
             self._scaling = Scaling(step_seconds=step_seconds, note=note)
             return
@@ -511,7 +499,7 @@ class Run:
             return
         self.on_progress("explain", 0, 1)
         # How other strategies, or servers, would read another layout is not known.
-        may_advise = not (selected.strategy or self._found_cache == "remote" or self._lost)
+        may_advise = not (selected.strategy or self._found_cache == "remote" or self._cut_short)
         is_shuffled = self._order is not None and self._order.already_shuffled
         block_sizes = () if is_shuffled else request.space.block_sizes
         self._bottleneck, self._storage_advice = explain_throughput(

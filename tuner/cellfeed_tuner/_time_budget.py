@@ -1,31 +1,30 @@
 """Time budgets: of a whole run, and of its search."""
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 # A run ends within this many seconds after its budget, or within this share of it, whichever is
 # more. Chosen: what comes in between is stopped late by less.
 LEAST_OVERTIME_SECONDS, OVERTIME_SHARE = 2.0, 0.05
-# Seconds from the last measurement to the end, if nothing but the answer is written (measured), and
-# the most of a short budget that is kept for it (chosen).
-ANSWER_SECONDS, ANSWER_SHARE = 1.0, 0.1
+# Most of a budget that the time before the first measurement counts for. Chosen: as much is left
+# for measuring, however busy the machine is.
+START_SHARE = 0.5
+# Seconds from the last measurement to the end, if nothing but the answer is written (measured), or
+# this share of the time before the first measurement, since both grow with the load; and the most
+# of a short budget that is reserved for it. Chosen.
+ANSWER_SECONDS, ANSWER_SHARE_OF_START, ANSWER_SHARE = 1.0, 0.1, 0.1
 # A replicate is stopped after this share of the budget, but not before this many seconds. Chosen.
 LIMIT_SHARE, LEAST_REPLICATE_LIMIT_SECONDS = 0.25, 5.0
-
-
-def time_without_compiling() -> float:
-    """Return the time by a clock that stands still while this process compiles, in seconds."""
-    from cellfeed.stages import compiling_seconds  # noqa: PLC0415 - help needs no numba
-
-    return time.monotonic() - compiling_seconds()
 
 
 @dataclass(slots=True)
 class TimeBudget:
     """Seconds to spend.
+
+    What comes before the first measurement (imports, entropies, compiling) counts, but for no more
+    than half of the budget: see `end_start`.
 
     Parameters
     ----------
@@ -40,18 +39,25 @@ class TimeBudget:
     """
 
     seconds: float
-    clock: Callable[[], float] = time_without_compiling
+    clock: Callable[[], float] = time.monotonic
     started: float | None = None
     writing_seconds: float = 0.0
+    _uncounted: float = field(default=0.0, init=False)
+    _answer_seconds: float = field(default=ANSWER_SECONDS, init=False)
 
     def __post_init__(self) -> None:
         if self.started is None:
             self.started = self.clock()
 
     @property
+    def duration(self) -> float:
+        """Seconds since the start, with those that do not count."""
+        return self.clock() - (self.started or 0.0)
+
+    @property
     def spent(self) -> float:
         """Seconds spent, possibly more than the budget."""
-        return self.clock() - (self.started or 0.0)
+        return self.duration - self._uncounted
 
     @property
     def left(self) -> float:
@@ -66,7 +72,7 @@ class TimeBudget:
     @property
     def left_to_measure(self) -> float:
         """Seconds left for measuring, if nothing but the answer is written afterwards."""
-        return self.left - min(ANSWER_SECONDS, ANSWER_SHARE * self.seconds)
+        return self.left - min(self._answer_seconds, ANSWER_SHARE * self.seconds)
 
     @property
     def affords_writing(self) -> bool:
@@ -78,14 +84,10 @@ class TimeBudget:
         """After how many seconds a measurement is stopped."""
         return max(LEAST_REPLICATE_LIMIT_SECONDS, LIMIT_SHARE * self.seconds)
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Spend nothing on what a block does."""
-        began = self.clock()
-        try:
-            yield
-        finally:
-            self.started = (self.started or 0.0) + self.clock() - began
+    def end_start(self) -> None:
+        """Count no more than half of the budget for the time until now."""
+        self._uncounted = max(0.0, self.duration - START_SHARE * self.seconds)
+        self._answer_seconds = max(ANSWER_SECONDS, ANSWER_SHARE_OF_START * self.duration)
 
     def left_until(self, share: float) -> float:
         """Return the seconds left until a share of the budget is spent."""

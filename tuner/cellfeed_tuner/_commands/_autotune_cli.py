@@ -7,7 +7,6 @@ import json
 import os
 import re
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -17,7 +16,6 @@ import click
 
 from cellfeed import FormatError, PathError, __version__
 from cellfeed.console import ByteSize, OneLineErrorGroup
-from cellfeed_tuner._commands import OF_THIS_PROCESS
 from cellfeed_tuner._constants import (
     DEFAULT_BLOCK_SIZES,
     DEFAULT_BUDGET_SECONDS,
@@ -203,13 +201,13 @@ def main(*, paths: tuple[str, ...], **settings: Any) -> None:
     early, reports what was measured, and exits with 130.
     """
     seconds, output, as_json = (settings.pop(name) for name in ("budget", "output", "as_json"))
-    collection, settings = _opened(paths, settings, output)
-    from cellfeed_tuner._request import collection_request  # noqa: PLC0415
-
-    request = collection_request(collection, budget=seconds, step=None, **settings)
-    budget = TimeBudget(seconds, started=time.monotonic() - _age())
-    # One process imports what measures, while this one imports what searches and reports.
+    budget = TimeBudget(seconds)
+    # It imports what measures, while this process opens files and imports what searches.
     with _measuring_process(settings["ranks"]) as process:
+        collection, settings = _opened(paths, settings, output)
+        from cellfeed_tuner._request import collection_request  # noqa: PLC0415
+
+        request = collection_request(collection, budget=seconds, step=None, **settings)
         from cellfeed_tuner._commands._autotune_run import run  # noqa: PLC0415
 
         run(
@@ -249,15 +247,6 @@ def _opened(
     balance = settings.pop("balance")
     settings["strategy"] = ClassBalancedSampling(balance) if balance else None
     return collection, settings
-
-
-def _age() -> float:
-    """Return for how many seconds this process has run, if it runs this command alone."""
-    if click.get_current_context().obj != OF_THIS_PROCESS:
-        return 0.0
-    import psutil  # noqa: PLC0415
-
-    return max(0.0, time.time() - psutil.Process().create_time())
 
 
 def _measuring_process(

@@ -32,7 +32,7 @@ _STAGES = {
     "machine": "Inspecting the machine",
     "entropy": "Computing label entropy",
     "start": "Starting the measuring process",
-    "compile": "Reading one fetch, so that nothing is compiled while the clock runs",
+    "compile": "Reading one fetch, before anything is timed",
     "throughput": "Measuring throughput",
     "profile": "Timing the grid",
     "explain": "Finding the bottleneck",

@@ -20,7 +20,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from multiprocessing.process import BaseProcess
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -98,19 +98,12 @@ class LoaderTimer:
         label: str = "",
         memory_bytes: int,
     ) -> None:
-        self.subject: Any = None
         self.epoch = Epoch.of(loader)
         self._loader, self._step, self._labels_of, self._label = loader, step, labels_of, label
         self._memory_limit, self._over_memory = memory_bytes, _ANY_NUMBER
         self._replicates: dict[Configuration, list[_Replicate]] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def start(self, *, limit_seconds: float) -> None:
+    def start(self) -> None:
         """Do nothing: this process has started."""
 
     def waiting(self, configuration: Configuration) -> Waiting | None:

@@ -16,7 +16,7 @@ from cellfeed_tuner._interval import Estimate, mean_with_interval, positive_esti
 from cellfeed_tuner._machine import BytesRead, OtherPrograms, ProcessorTime, undisturbed_share
 from cellfeed_tuner._measuring._delivery import DeliveredCell, compare_with_files
 from cellfeed_tuner._measuring._page_cache import CacheState, cache_state, prepare_cache
-from cellfeed_tuner._measuring._process import MeasuringProcess, Outcome, Runs
+from cellfeed_tuner._measuring._process import Measures, MeasuringProcess, Outcome
 from cellfeed_tuner._measuring._timing import (
     Findings,
     Infeasible,
@@ -458,6 +458,6 @@ def limit_seconds(seconds: float) -> float:
     return max(LIMIT_TIMES * seconds, LEAST_LIMIT_SECONDS)
 
 
-def measure_with(process: Runs, request: TimingRequest, *, limit_seconds: float) -> Measurement:
+def measure_with(process: Measures, request: TimingRequest, *, limit_seconds: float) -> Measurement:
     """Measure in a process that is already running; see `measure`."""
     return measured(request, process.run(request, limit_seconds=limit_seconds))

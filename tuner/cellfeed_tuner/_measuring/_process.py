@@ -22,7 +22,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from math import inf
 from mmap import mmap
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
@@ -39,6 +38,9 @@ from cellfeed_tuner._machine import OtherPrograms, ProcessorClock
 # Seconds between two checks of a process's memory: initially, and at most if checking takes more
 # than its share. Chosen: short compared with a fetch, and with a replicate.
 MEMORY_EVERY_SECONDS, MEMORY_AT_LEAST_EVERY_SECONDS = 0.05, 0.5
+# Seconds in which the process must have started. Chosen: ten times what imports take beside twelve
+# other programs on two cores.
+START_SECONDS = 300.0
 # Seconds beyond a time limit in which the measuring process must answer, and in which processes
 # that were killed must end. Chosen: short compared with what a run may take beyond its budget.
 ANSWER_SECONDS = 4.0
@@ -67,19 +69,15 @@ class Request(ABC):
         return [self]
 
 
-class Runs(Protocol):
-    """Runs requests: a `MeasuringProcess`, or a stand-in for one."""
+class Measures(Protocol):
+    """What a run measures with: a `MeasuringProcess`, or this process."""
+
+    def start(self) -> None:
+        """Wait until it is ready; see `MeasuringProcess.start`."""
+        ...
 
     def run(self, request: Any, *, limit_seconds: float) -> "Outcome":
         """Run a request for at most ``limit_seconds``."""
-        ...
-
-
-class Measures(Runs, Protocol):
-    """What a run measures with: a `MeasuringProcess`, or this process."""
-
-    def start(self, *, limit_seconds: float) -> None:
-        """Wait until it is ready; see `MeasuringProcess.start`."""
         ...
 
 
@@ -133,21 +131,18 @@ class MeasuringProcess:
         with contextlib.suppress(TimeoutExpired):  # the kernel does not let it end
             self._process.wait(ANSWER_SECONDS)
 
-    def start(self, *, limit_seconds: float = inf) -> None:
+    def start(self) -> None:
         """Send the subject, and wait until it has arrived.
 
         Raises
         ------
         MeasuringError
-            The process has died.
+            The process has died, or has not started after five minutes.
         ParameterError
             The subject cannot be pickled.
-        TimeoutError
-            The process has not started after ``limit_seconds``.
         """
-        deadline = time.monotonic() + limit_seconds
         for message in (None, self.subject):  # it has done its imports when it answers the first
-            answer = self._answer_to(message, deadline - time.monotonic())
+            answer = self._answer_to(message, START_SECONDS)
             if isinstance(answer, CellfeedError):
                 raise answer
 
@@ -158,13 +153,16 @@ class MeasuringProcess:
             raise ParameterError(_unpicklable(error)) from error
         try:
             self._connection.send_bytes(data)
-            # The longest time that `poll` takes is some 24 days.
-            if not self._connection.poll(None if limit_seconds == inf else max(0.0, limit_seconds)):
-                raise TimeoutError
-            return self._connection.recv()
+            if self._connection.poll(limit_seconds):
+                return self._connection.recv()
         except (EOFError, ConnectionError) as error:
             msg = "the measuring process died, perhaps for want of memory; free some and try again"
             raise MeasuringError(msg) from error
+        msg = (
+            f"the measuring process has not answered for {limit_seconds:.0f} s; close other "
+            "programs, and run autotune again"
+        )
+        raise MeasuringError(msg)
 
     def run(self, request: Request, *, limit_seconds: float) -> Outcome:
         """Run a request in children, which are killed after ``limit_seconds``.
@@ -173,14 +171,9 @@ class MeasuringProcess:
         more, in the rest of the time. A `CellfeedError` of a child, such as for a damaged file, is
         raised here; also `MeasuringError` if the process itself does not answer.
         """
-        message = request, limit_seconds
-        try:
-            outcome: Outcome | CellfeedError = self._answer_to(
-                message, limit_seconds + ANSWER_SECONDS
-            )
-        except TimeoutError as error:
-            msg = "the measuring process does not answer; run autotune again"
-            raise MeasuringError(msg) from error
+        outcome: Outcome | CellfeedError = self._answer_to(
+            (request, limit_seconds), limit_seconds + ANSWER_SECONDS
+        )
         if isinstance(outcome, CellfeedError):
             raise outcome
         return outcome

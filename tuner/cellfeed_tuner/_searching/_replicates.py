@@ -21,7 +21,7 @@ from cellfeed_tuner._machine import OtherPrograms
 from cellfeed_tuner._measuring._delivery import DeliveredCell
 from cellfeed_tuner._measuring._measurement import Measurement, measure_with, pooled
 from cellfeed_tuner._measuring._page_cache import CacheState
-from cellfeed_tuner._measuring._process import Runs
+from cellfeed_tuner._measuring._process import Measures
 from cellfeed_tuner._measuring._timing import MakeDataset, Step, TimingRequest
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._results import ConfigurationResult, EntropyBits, LabelResult, Status
@@ -65,7 +65,7 @@ class Measurements:
         Concurrent requests that a server was found to sustain.
     """
 
-    process: Runs
+    process: Measures
     labels: Sequence[str]
     batch_size: int
     cache: CacheState
@@ -236,10 +236,7 @@ class Measurements:
             self.n_discarded += 1
             limit = max(LEAST_LIMIT_LEFT, min(limit_seconds, self.budget.left))
             found = measure_with(self.process, request, limit_seconds=limit)
-        self._last.append(found)
-        if found.round_seconds:
-            beside = self.budget.spent - begin - found.seconds_in_rounds
-            self._overheads.append(max(0.0, beside))
+        self.learn_pace(found, self.budget.spent - begin)
         self.others += found.others
         self.n_requests = found.n_requests or self.n_requests
         if found.delivery_fault:
@@ -248,6 +245,12 @@ class Measurements:
             self.sampled.pop(configuration, None)
             self.sampled[configuration] = found.sampled
         return replace(found, sampled=())
+
+    def learn_pace(self, found: Measurement, seconds: float) -> None:
+        """Learn how busy the machine is from a measurement that took so many seconds in all."""
+        if found.round_seconds and not found.compiling_seconds:
+            self._last.append(found)
+            self._overheads.append(max(0.0, seconds - found.seconds_in_rounds))
 
     def result(
         self, configuration: Configuration, entropies: Mapping[str, EntropyBits]

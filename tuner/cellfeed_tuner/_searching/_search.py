@@ -1,12 +1,12 @@
 """Spending a time budget: every pair of sizes once, then the best few in turns."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cellfeed_tuner._choose import NEED_MARGIN, Choice, Ordering, Requirements, choose, predicted
+from cellfeed_tuner._choose import NEED_MARGIN, Choice, Ordering, Requirements, choose
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import (
     LEAST_CHANCE,
@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # they load Optuna
 
 # Share of the budget until which pairs of sizes are timed once. Chosen: the rest is for comparing.
 PROFILE_SHARE = 0.5
+# Pairs that are timed however little of the budget they leave. Chosen.
+FEWEST_TIMED = 3
 # Probability of being better than the leader from which on a configuration may be the best, and
 # most of the budget that a first timing may take of one that may, and of one that may not. Chosen:
 # most take a hundredth.
@@ -70,16 +72,8 @@ _BELOW_FLOOR: tuple[Status, str] = ("below entropy floor", "")
 _MAY_RUN = {"too slow", "mixes less", "below entropy floor", "out of budget"}
 
 
-class Journal(Protocol):
-    """Timings that are kept while a profile goes on."""
-
-    def __iter__(self) -> Iterator[tuple[int, Measurement]]:
-        """Iterate over the timings, each with the number of its round."""
-        ...
-
-    def append(self, turn: int, found: Measurement, /) -> None:
-        """Keep one timing."""
-        ...
+Timings = Iterable[tuple[int, Measurement]]
+"""Timings of a profile, each with the number of its round."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -153,14 +147,20 @@ class Search:
                 is_less = self._need is not None and best and share(each) <= share(best)
                 self._not_timed[each] = "mixes less" if is_less else "too slow", ""
 
-    def profile(self, n_rounds: int, journal: Journal | None, on_progress: Progress) -> None:
+    def profile(
+        self,
+        n_rounds: int,
+        known: Timings,
+        keep: Callable[[int, Measurement], None],
+        on_progress: Progress,
+    ) -> None:
         """Time everything that can run, also what mixes too little, in rounds of random order.
 
-        What the journal has is not timed again; what is new is appended to it.
+        What is known is not timed again; each new timing is passed to ``keep`` at once.
         """
         measurements, done = self.measurements, set[tuple[int, Configuration]]()
         measurements.on_progress = silent  # theirs tells of a budget
-        for turn, found in journal or ():
+        for turn, found in known:
             measurements.restore(found, turn)
             done.add((turn, found.configuration))
         runnable = sorted(
@@ -184,8 +184,7 @@ class Search:
             measurements.turn = turn
             found = measurements.take(each, in_turn=True, seconds=PROFILE_SECONDS)
             took[each] = measurements.budget.spent - began - spent
-            if journal is not None:
-                journal.append(turn, found)
+            keep(turn, found)
         for each in measurements:
             self._not_timed.pop(each, None)
             self._model.tell(each, measurements.replicates(each))
@@ -196,16 +195,20 @@ class Search:
     def _next_pair(self) -> Configuration | None:
         """Return the pair of sizes to time for the first time: what it may gain for its time.
 
-        The widest comes first, and again until one has delivered.
+        Until one has delivered, the widest of which a fetch is expected in time.
         """
         timed, candidates = self.measurements, self._model.candidates
         fewest = min((each.num_workers for each in candidates), default=0)
         new = [e for e in candidates if e.num_workers == fewest and e not in timed]
-        # However little time there is, something is timed.
-        new = [each for each in new if not len(timed) or self._affords(each)]
+        # However little time there is, something is timed, and a few while there is any.
+        n, budget = len(timed), timed.budget
+        is_one_of_few = not n or (n < FEWEST_TIMED and budget.left > 0)
+        new = [each for each in new if is_one_of_few or self._affords(each)]
         if not timed.has_delivered():
-            return max(new, key=lambda e: (e.fetch_factor, e.block_size), default=None)
-        if not new or timed.budget.left_until(PROFILE_SHARE) <= 0:
+            return max(
+                new, key=lambda e: (self._affords(e), e.fetch_factor, e.block_size), default=None
+            )
+        if not new or (budget.left_until(PROFILE_SHARE) <= 0 and not is_one_of_few):
             return None
         if (proposed := self._trials.propose(self._accepts)) is not None:
             return proposed
@@ -296,6 +299,7 @@ class Search:
         budget, requirements = self.measurements.budget, self.requirements
         if not self.measurements.has_delivered():
             first = max(FIRST_LIMIT_SHARE * budget.seconds, LEAST_FIRST_LIMIT_SECONDS)
+            first = self.measurements.overhead_seconds + first * self.measurements.slowdown
             how = {"limit_seconds": min(first, budget.limit_seconds), **how}
         found = self.measurements.take(configuration, **how)  # type: ignore[arg-type]
         self._not_timed.pop(configuration, None)
@@ -334,9 +338,7 @@ class Search:
         """Return about how long a replicate takes that counts so many seconds, in all."""
         per_rank = configuration.minibatches_per_round * self.measurements.batch_size
         cells, n_new = per_rank * self.measurements.ranks.n_local, self._n_new(configuration)
-        cost = self._model.seconds_per_cell().get(configuration)
-        if cost is None:
-            return (n_new + n_rounds) * cells / UNKNOWN_CELLS_PER_SECOND
+        cost = self._model.seconds_per_cell().get(configuration, 1 / UNKNOWN_CELLS_PER_SECOND)
         cost *= self.measurements.slowdown  # by the clock
         counted = max(seconds, n_rounds * cells * cost)
         return self.measurements.overhead_seconds + n_new * cells * cost + counted
@@ -520,11 +522,7 @@ class Search:
         self, results: Sequence[ConfigurationResult], choice: Choice | None
     ) -> Choice | None:
         """Return the likeliest configuration if it is clearly better than the choice."""
-        leader = self._model.leader or max(  # what reads most at a time
-            self._model.candidates,
-            key=lambda each: (-each.num_workers, each.fetch_factor, each.block_size),
-            default=None,
-        )
+        leader = self._model.leader
         if leader is None:
             return None
         speed = self._by_the_clock(leader)
@@ -542,7 +540,8 @@ class Search:
         found = next((each for each in results if each.configuration == leader), None)
         if found is None:
             return None
-        return predicted(found, speed, n_timed=len(self.measurements))
+        reason = f"Predicted to be the fastest (from {len(self.measurements)} timed)."
+        return Choice(found, speed, reason, "predicted")
 
     def _by_the_clock(self, configuration: Configuration) -> Estimate | None:
         """Return cells per second by the clock, by all that was timed; None before any timing."""
