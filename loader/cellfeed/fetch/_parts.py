@@ -1,7 +1,7 @@
 """The rows of one source in a fetch, and the transforms of elements."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import FormatError
+from cellfeed._errors import FormatError, ParameterError
 from cellfeed._runs import Runs, merge_consecutive
 from cellfeed.bytes._buffers import BufferPool
 from cellfeed.decode import Counters, ValueSteps
@@ -197,9 +197,10 @@ class RowTransform(ABC):
     def row_bytes(self) -> int:
         """Upper bound of what a row takes in a minibatch, in bytes."""
 
-    @abstractmethod
-    def require_fit(self, element: Element, following: Sequence["RowTransform"]) -> None:
+    def require_fit(self, element: Element, following: Sequence["RowTransform"]) -> None:  # noqa: ARG002 - for subclasses
         """Check that it can replace the rows of an element; called before anything is read.
+
+        By default it can, but no row transform may follow.
 
         Parameters
         ----------
@@ -213,6 +214,9 @@ class RowTransform(ABC):
         ParameterError
             It does not fit the element or what follows.
         """
+        if following:
+            msg = f"{following[0]!r} cannot come after {self!r}; give one of them"
+            raise ParameterError(msg)
 
     @abstractmethod
     def bind(
@@ -225,6 +229,38 @@ class RowTransform(ABC):
 
     def warn(self, element: Element) -> None:  # noqa: B027 - most have nothing to say
         """Warn of what is probably not meant; called once for each dataset."""
+
+
+def require_rows(
+    made: Any, transform: RowTransform, n_rows: int, obs: Container[str]
+) -> Mapping[str, Any]:
+    """Return what a row transform made of the rows of a minibatch, if that can be delivered.
+
+    Raises
+    ------
+    ParameterError
+        It is no dictionary, has something else than one row for each cell, or the name of an obs
+        column.
+    """
+    if not isinstance(made, Mapping):
+        msg = (
+            f"{transform!r} must return a dictionary of arrays, `CsrRows` or `RaggedRows`, but "
+            f"returned {type(made).__name__}"
+        )
+        raise ParameterError(msg)
+    for name, rows in made.items():
+        shape = getattr(rows, "shape", ())
+        if shape[:1] != (n_rows,):
+            found = f"{shape[0]:,} rows" if shape else type(rows).__name__
+            msg = (
+                f"{transform!r} must return a row for each of {n_rows:,} cells, but {name!r} is "
+                f"{found}"
+            )
+            raise ParameterError(msg)
+        if name in obs:
+            msg = f"{transform!r} returns {name!r}, which is an obs column; choose another name"
+            raise ParameterError(msg)
+    return made
 
 
 Step = Transform | RowTransform

@@ -28,8 +28,10 @@ from cellfeed.fetch._parts import (
     ElementTransforms,
     Part,
     ReplaceRows,
+    RowTransform,
     Transforms,
     as_stored,
+    require_rows,
     split_steps,
 )
 from cellfeed.fetch._prefetch import ByteBudget, Pools, Stage, in_stages, prefetched
@@ -191,7 +193,7 @@ class Reader:
         self._dtypes = dtypes_of(collection.elements, dtype)
         self._counters = Counters() if counters is None else counters
         self._transforms = dict[str, ElementTransforms]()
-        self._replaced = dict[str, ReplaceRows]()
+        self._replaced = dict[str, tuple[RowTransform, ReplaceRows]]()
         for name, steps in (transforms or {}).items():
             element, (of_values, of_rows, following) = collection.elements[name], split_steps(steps)
             if of_values:
@@ -201,7 +203,8 @@ class Reader:
                     of_dtype(of_values[:n]), of_dtype(of_values[n:])
                 )
             if of_rows is not None:
-                self._replaced[name] = of_rows.bind(element, following, self._counters)
+                replace_rows = of_rows.bind(element, following, self._counters)
+                self._replaced[name] = of_rows, replace_rows
         # Applied to sparse values while they are decoded.
         self._inline_steps = {
             name: each.stored
@@ -561,8 +564,10 @@ class Reader:
             elements = dict[str, Any]()
             for name, rows in cells.items():
                 if name in self._replaced:
+                    transform, replace_rows = self._replaced[name]
                     with self._counters.wall_time(Counter.TOKENIZING):
-                        elements |= self._replaced[name](rows, cells.rows, key, self._pools.dense)
+                        made = replace_rows(rows, cells.rows, key, self._pools.dense)
+                    elements |= require_rows(made, transform, len(cells), cells.obs)
                 elif dense:
                     with self._counters.wall_time(Counter.DENSIFYING):
                         elements[name] = self._dense_rows(name, rows)
