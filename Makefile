@@ -91,7 +91,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist=worksteal \
 	--numprocesses=$$($(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 
 # The light tests of what every minibatch passes through; they need no extension.
-CORE = bytes collection dataset decode fetch rows sampling sources testing
+CORE = bytes collection dataset decode fetch rows sampling sources testing transforms
 
 test-core: $(TEST)
 	$(PYTEST) --hypothesis-profile=quick -m 'not (slow or process or server or docs)' \
