@@ -25,6 +25,8 @@ from cellfeed_tuner import (
     profile,
 )
 from cellfeed_tuner._choose import Choice, Requirements
+from cellfeed_tuner._machine import OtherPrograms, ProcessorTime
+from cellfeed_tuner._measuring._measurement import Measurement
 from cellfeed_tuner._measuring._process import MeasuringError, Outcome
 from cellfeed_tuner._measuring._timing import CountedRounds, Findings, Round, Started, TimingRequest
 from cellfeed_tuner._searching._replicates import Measurements
@@ -215,6 +217,15 @@ def measurements_by(
     )
 
 
+def _seen(busy: float) -> Measurement:
+    """A round of a second, for a part of which its only thread waited for a processor."""
+    return Measurement(
+        configuration=Configuration(), cache="cold", cells_per_round=BATCH_SIZE,
+        round_seconds=(1.0,), round_processor=(ProcessorTime(1.0 - busy, busy),),
+        others=OtherPrograms(1.0, busy),
+    )  # fmt: skip
+
+
 def searched(
     machine: Any,
     grid: Iterable[Configuration] | Space,
@@ -226,11 +237,13 @@ def searched(
     memory: int = 10**9,
     row_bytes: float = 100.0,
     study: Any = None,
+    busy: float = 0.0,
     **measuring: Any,
 ) -> Found:
     """Search a grid, or a space that is too large to list, by a machine's clock.
 
-    Options that are not named are those of `measurements_by`.
+    Other programs took a part ``busy`` of the time until then. Options that are not named are those
+    of `measurements_by`.
     """
     space = grid if isinstance(grid, Space) and grid.is_large else None
     if isinstance(grid, Space):
@@ -254,6 +267,8 @@ def searched(
         space=space,
         study=study,
     )
+    if busy:
+        search.measurements.learn_pace(_seen(busy), 1.0)
     search.run(grid)
     asked = list(machine.asked)
     search.survey()

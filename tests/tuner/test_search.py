@@ -68,6 +68,11 @@ def test_the_fastest_feasible_configuration_is_found(floor):
     assert found.by_status("timed")
 
 
+@pytest.mark.parametrize(("busy", "widest"), [(0.0, 256), (0.9, 16)])
+def test_the_first_is_the_widest_of_which_a_fetch_is_expected_in_time(busy, widest):
+    assert search(busy=busy).asked[0].fetch_factor == widest
+
+
 def test_every_feasible_pair_is_timed_and_the_best_with_each_number_of_workers():
     found = search(slower=0.1)
     alone = [each for each in GRID if not each.num_workers and share(each) >= 0.949]
