@@ -104,6 +104,16 @@ class Counting(IterableDataset[int]):
             yield each
 
 
+class Computing(Dataset[Any]):
+    """Numbers that take a processor some time."""
+
+    def __len__(self):
+        return N_ROWS
+
+    def __getitem__(self, row):
+        return sum(range(20_000)) + row
+
+
 class Slow(Dataset[Any]):
     """Rows for which each read waits."""
 
@@ -418,6 +428,14 @@ BUDGET: dict[str, Any] = {"budget": 6.0, "verbose": False, "prefetch_factors": [
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 class TestWorkers:
     """With workers: what is chosen, and that they end."""
+
+    @pytest.mark.parametrize("waits", [False, True])
+    def test_more_are_tried_where_rows_wait(self, waits, monkeypatch):
+        monkeypatch.setattr(_tune, "usable_cpu_count", lambda: 2)
+        dataset = Slow(0.2) if waits else Computing()
+        result = tune(DataLoader(dataset, batch_size=1), **BUDGET).result
+        most = max(each.configuration.num_workers for each in result.configurations)
+        assert most > 4 if waits else most == 4
 
     @pytest.mark.smoke
     def test_rows_that_are_waited_for_get_workers(self):

@@ -23,6 +23,7 @@ from cellfeed_tuner._constants import DEFAULT_BUDGET_SECONDS, PROFILE_SECONDS
 from cellfeed_tuner._dataloaders._remade import remade
 from cellfeed_tuner._dataloaders._timer import Labels, LoaderTimer, random_states_kept
 from cellfeed_tuner._interval import is_unknown, times
+from cellfeed_tuner._machine import ProcessorTime, processor_time_between, thread_times
 from cellfeed_tuner._measuring._timing import Round, Step, TimingRequest
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._request import Request, check_numbers
@@ -126,8 +127,8 @@ def tune_dataloader(
     budget
         Seconds to spend in total.
     workers
-        Numbers of workers to measure; 0, 1 and the powers of two up to twice the usable cores if
-        None.
+        Numbers of workers to measure; if None, 0, 1 and the powers of two up to twice the usable
+        cores, or up to as many as would keep these busy where rows wait, but at most 32.
     prefetch_factors
         Minibatches that each worker reads ahead.
     batch_sizes
@@ -167,8 +168,9 @@ def tune_dataloader(
     )
     with _quiet(), random_states_kept(loader), _ProgressLine(shown=verbose) as progress:
         progress("start", 0, 1)
-        numbers = _numbers_of_workers(workers, loader.num_workers)
-        seconds = _look(timer, min(LOOK_SECONDS, LOOK_SHARE * budget), numbers, seed)
+        _check_workers(workers)
+        seconds, busy = _look(timer, min(LOOK_SECONDS, LOOK_SHARE * budget), workers, seed)
+        numbers = _numbers_of_workers(workers, loader.num_workers, busy)
         methods = _usable_methods(timer, loader, start_methods, max(numbers), seed)
         grid = _grid(
             loader, timer, seconds, numbers,
@@ -230,28 +232,44 @@ def _labels_of(label: str | int | Labels | None) -> Labels | None:
 # What to measure.
 
 
-def _numbers_of_workers(asked: Sequence[int] | None, own: int) -> list[int]:
-    """Return numbers of workers, ascending, with the DataLoader's own."""
+def _check_workers(asked: Sequence[int] | None) -> None:
+    if asked is not None and (not asked or min(asked) < 0):
+        msg = f"`workers` must be numbers of at least 0, but got {list(asked)}"
+        raise ParameterError(msg)
+
+
+def _numbers_of_workers(asked: Sequence[int] | None, own: int, busy: float) -> list[int]:
+    """Return numbers of workers, ascending, with the DataLoader's own.
+
+    One process runs, or waits for a processor, in the share ``busy`` of the time; where that is
+    little, rows wait for a disk or a network.
+    """
     if asked is not None:
-        if not asked or min(asked) < 0:
-            msg = f"`workers` must be numbers of at least 0, but got {list(asked)}"
-            raise ParameterError(msg)
         return sorted({*asked, own})
-    cores = usable_cpu_count()
-    most = min(MOST_WORKERS, WORKERS_PER_CORE * cores)
+    per_core = max(WORKERS_PER_CORE, 1 / max(busy, 1 / MOST_WORKERS))
+    most = min(MOST_WORKERS, math.ceil(per_core * usable_cpu_count()))
     return sorted({0, own, *(1 << power for power in range(most.bit_length()))})
 
 
-def _look(timer: LoaderTimer, limit_seconds: float, numbers: Sequence[int], seed: int) -> float:
-    """Return about how long a minibatch takes without workers, in seconds; 0 if that fails."""
+def _look(
+    timer: LoaderTimer, limit_seconds: float, numbers: Sequence[int] | None, seed: int
+) -> tuple[float, float]:
+    """Return about how long a minibatch takes without workers, in seconds, and a share of the time.
+
+    It is that in which threads ran, or waited for a processor. They are 0 and 1 if this fails.
+    """
+    before, began = thread_times(), time.monotonic()
     found = timer.run(
         _timing(timer, Configuration(), seconds=PROFILE_SECONDS, seed=seed),
         limit_seconds=limit_seconds,
     )
-    if found.failure and not any(numbers):
+    elapsed = time.monotonic() - began
+    used = processor_time_between(before, thread_times()) or ProcessorTime(elapsed, 0.0)
+    busy = (used.running + used.waiting) / elapsed
+    if found.failure and numbers is not None and not any(numbers):
         raise ParameterError(f"the DataLoader fails: {' '.join(found.failure.split())}")
     seconds = [each.seconds for each in found.events if isinstance(each, Round)]
-    return seconds[-1] if seconds else 0.0
+    return (seconds[-1], busy) if seconds else (0.0, 1.0)
 
 
 def _timing(
