@@ -1,5 +1,6 @@
 """Chunked arrays of zarr stores."""
 
+import importlib
 import math
 import re
 import sys
@@ -515,7 +516,7 @@ def _read_index(
 _REMEDY = "the file is damaged or truncated, copy or download it again"
 
 
-# Silencing zarr's warnings about the codecs of numcodecs.
+# What zarr is told about codecs, in all of the process.
 
 _FILTER = (
     "ignore",
@@ -529,7 +530,9 @@ _FILTER = (
 def expect_numcodecs() -> None:
     """Silence zarr's warning that other implementations may not support codecs of numcodecs.
 
-    The filter is permanent, since threads that open stores concurrently would undo each other's.
+    Chunks of texts are checked from now on; see `_texts`. Both are permanent, since threads that
+    open stores concurrently would undo each other's.
     """
+    importlib.import_module("cellfeed.decode._texts")  # zarr is slow to import
     if warnings.filters[:1] != [_FILTER]:  # others may have come before it since
         warnings.filterwarnings("ignore", _FILTER[1].pattern, UserWarning)
