@@ -25,6 +25,7 @@ from cellfeed.decode._files import (
     FolderFiles,
     OpenFile,
     ZarrFiles,
+    files_below,
     identity_of_files,
 )
 from cellfeed.decode._hdf5 import (
@@ -34,6 +35,7 @@ from cellfeed.decode._hdf5 import (
     hdf5_in_memory,
     hdf5_slow_read,
     hdf5_tables,
+    longest_text,
 )
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._codecs import (
@@ -93,6 +95,7 @@ __all__ = [
     "divide_reads",
     "expect_numcodecs",
     "fields",
+    "files_below",
     "function_addresses",
     "hdf5_array",
     "hdf5_codec",
@@ -102,6 +105,7 @@ __all__ = [
     "hdf5_tables",
     "identity_of_files",
     "kernels",
+    "longest_text",
     "pieced_array",
     "place_elements",
     "place_selected",

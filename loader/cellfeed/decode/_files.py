@@ -4,7 +4,7 @@ import itertools
 import math
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -192,11 +192,15 @@ class OpenFile:
         return max(0, share_of_descriptors(_SHARE_OF_OPEN_FILES, n_open) - n_open)
 
 
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield the paths of all files in a folder, and in folders that links in it lead to."""
+    for where, _, names in os.walk(folder, followlinks=True):
+        yield from (Path(where, name) for name in names)
+
+
 def identity_of_files(folder: Path) -> LastingIdentity | None:
     """Return the identity of all files in a folder; None if there are too many to check."""
-    walked = os.walk(folder, followlinks=True)
-    every = (Path(where, name) for where, _, names in walked for name in names)
-    files = sorted(itertools.islice(every, _MOST_LOOKED_AT + 1))
+    files = sorted(itertools.islice(files_below(folder), _MOST_LOOKED_AT + 1))
     if len(files) > _MOST_LOOKED_AT:
         return None
     try:

@@ -3,6 +3,7 @@
 import ctypes
 import math
 import uuid
+import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -348,6 +349,59 @@ def _table(dataset: h5py.Dataset, filters: _Filters) -> Tables:
         if position is not None:
             flags |= np.where(masks >> position & 1, bit, 0).astype(np.uint8)
     return {"offsets": offsets, "sizes": sizes, "flags": flags}
+
+
+# Texts of any length, which HDF5 keeps elsewhere in the file: an array has references to them.
+
+_REFERENCE = np.dtype([("length", "<u4"), ("collection", "<u8"), ("number", "<u4")])
+_ADDRESS_BYTES = 8
+_MOST_CHECKED = 1 << 22  # texts of an array; larger ones are read in part
+
+
+def longest_text(dataset: h5py.Dataset, read: Callable[[int, int], bytes]) -> int:
+    """Return the length of the longest text of an array in bytes, as its references state it.
+
+    HDF5 allocates memory for a text before it compares this length with that of the text itself.
+
+    Parameters
+    ----------
+    dataset
+        Any dataset.
+    read
+        Given an offset and a number of bytes, reads these from the file.
+
+    Returns
+    -------
+    0 if there are no such texts or very many of them, or if their references are neither plain nor
+    gzip-compressed.
+    """
+    text = h5py.check_string_dtype(dataset.dtype)
+    if text is None or text.length is not None or not 0 < dataset.size <= _MOST_CHECKED:
+        return 0
+    filters = [each[0] for each in _filters(dataset)]
+    has_usual_addresses = dataset.file.id.get_create_plist().get_sizes()[0] == _ADDRESS_BYTES
+    if dataset.is_virtual or dataset.external or not has_usual_addresses:
+        return 0
+    parts = list[bytes]()
+    if dataset.chunks is None:
+        if dataset.id.get_offset() is not None:
+            parts.append(read(dataset.id.get_offset(), dataset.size * _REFERENCE.itemsize))
+    elif filters in ([], [h5z.FILTER_DEFLATE]):
+        chunks = list[tuple[int, ...]]()
+        dataset.id.chunk_iter(lambda chunk: chunks.append(chunk.chunk_offset))
+        n_bytes = math.prod(dataset.chunks) * _REFERENCE.itemsize
+        for each in chunks:
+            mask, part = dataset.id.read_direct_chunk(each)
+            if filters and not mask:
+                part = zlib.decompressobj().decompress(part, n_bytes)
+            parts.append(part)
+    n_bytes = _REFERENCE.itemsize
+    references = (
+        np.frombuffer(part, _REFERENCE, len(part) // n_bytes)
+        for part in parts
+        if len(part) >= n_bytes
+    )
+    return max((int(each["length"].max()) for each in references), default=0)
 
 
 @cache

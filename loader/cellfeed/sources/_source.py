@@ -22,7 +22,15 @@ from cellfeed._errors import ColumnError, FormatError, ParameterError
 from cellfeed._lazy import pd
 from cellfeed._runs import Runs, expand
 from cellfeed.bytes import Identity, Location, appeared, identity, removed, replaced
-from cellfeed.decode import ChunkedArray, ChunkReads, FolderFiles, RowRanges, SlowRead, can_cast
+from cellfeed.decode import (
+    ChunkedArray,
+    ChunkReads,
+    FolderFiles,
+    RowRanges,
+    SlowRead,
+    can_cast,
+    files_below,
+)
 from cellfeed.machine import threads_per_process
 from cellfeed.rows import (
     Chunks,
@@ -112,13 +120,13 @@ class Source(ABC):
     def files(self) -> Sequence[Path]:
         """Return its local files.
 
-        By default, this is the file at its location, or all files in that folder, and those of
-        `linked_files`.
+        By default, this is the file at its location, or all files in that folder and in those that
+        links in it lead to, and those of `linked_files`.
         """
         path = self.location.path
         if path is None:
             return ()
-        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        files = sorted(files_below(path)) if path.is_dir() else [path]
         return [*(each for each in files if each.is_file()), *self.linked_files()]
 
     def linked_files(self) -> Sequence[Path]:

@@ -1,5 +1,6 @@
 """Highly variable genes against the published formulas in NumPy, and against scanpy."""
 
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests import commands
 from tests.loader.bytes.files import settle
+from tests.loader.sources.zarr_cells import quiet
 
 from cellfeed import (
     ColumnError,
@@ -314,6 +316,22 @@ class TestCache:
         assert fewer["highly_variable"].sum() == 5
         whole = options | {"batch_key": None}
         highly_variable_genes(open_collection(settled), **whole)  # the sums of all batches
+
+    @quiet
+    def test_sums_follow_a_matrix_that_is_a_link(self, adata, tmp_path, monkeypatch):
+        settle(monkeypatch)
+        store, totals = tmp_path / "a.zarr", []
+        for factor in (1, 2):
+            other = ad.AnnData(adata.X * factor, obs=adata.obs[[]], var=adata.var[[]])
+            other.write_zarr(tmp_path / f"{factor}.zarr")
+            totals.append(np.ravel(other.X.sum(axis=1)).tolist())
+        shutil.copytree(tmp_path / "1.zarr", store)
+        shutil.rmtree(store / "X")
+        for factor in (1, 2):
+            (store / "X").unlink(missing_ok=True)
+            (store / "X").symlink_to(tmp_path / f"{factor}.zarr/X")
+            cells, _ = qc_metrics(open_collection(store))
+            assert cells["total_counts"].tolist() == pytest.approx(totals[factor - 1])
 
     def test_sums_of_batches_are_those_of_all_cells(self, settled, adata, regression):
         collection = open_collection(settled)

@@ -3,6 +3,7 @@
 import json
 import resource
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,49 @@ def test_of_zarr(written, tmp_path, name, zarr_format, has_one_chunk, size):
         stated["chunks"] = [size]
     metadata.write_text(json.dumps(stated))
     refuses(path)
+
+
+TEXTS = ["obs/_index", "obs/text", "obs/kind/categories", "var/_index"]
+
+
+@pytest.mark.parametrize("bit", [20, 28, 31])
+@pytest.mark.parametrize("compression", [None, "gzip"])
+@pytest.mark.parametrize("name", TEXTS)
+def test_of_the_length_of_a_text_in_hdf5(written, tmp_path, name, compression, bit):
+    path = Path(shutil.copy(written["h5ad"], tmp_path))
+    with h5py.File(path, "a") as file:
+        texts, attributes = file[name][:], dict(file[name].attrs)
+        del file[name]
+        options = {"chunks": (2,), "compression": "gzip"} if compression else {}
+        stored = file.create_dataset(name, data=texts, dtype=h5py.string_dtype(), **options)
+        stored.attrs.update(attributes)
+        if compression:
+            references = bytearray(zlib.decompress(stored.id.read_direct_chunk((0,))[1]))
+            references[16 + bit // 8] ^= 1 << bit % 8
+            stored.id.write_direct_chunk((0,), zlib.compress(bytes(references)))
+        else:
+            file.flush()
+            offset = stored.id.get_offset() + 16 + bit // 8
+    if not compression:
+        with path.open("r+b") as opened:
+            opened.seek(offset)
+            byte = opened.read(1)[0]
+            opened.seek(offset)
+            opened.write(bytes([byte ^ 1 << bit % 8]))
+    refuses(path)
+
+
+@pytest.mark.parametrize("size", [1 << 31, 1 << 40])
+@pytest.mark.parametrize("has_one_chunk", [False, True])
+@pytest.mark.parametrize("name", ["obs/kind/categories", "var/_index"])
+def test_of_zarr_on_a_web_server(written, tmp_path, url_of, name, has_one_chunk, size):
+    path = tmp_path / "cells.zarr"
+    shutil.copytree(written[3], path)
+    for metadata, within in ((path / name / "zarr.json", None), (path / "zarr.json", name)):
+        content = json.loads(metadata.read_text())
+        stated = content["consolidated_metadata"]["metadata"][within] if within else content
+        stated["shape"] = [size]
+        if has_one_chunk:
+            stated["chunk_grid"]["configuration"]["chunk_shape"] = [size]
+        metadata.write_text(json.dumps(content))
+    refuses(url_of(path))

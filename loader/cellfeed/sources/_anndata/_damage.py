@@ -248,12 +248,13 @@ def _check_array(
         shards = None if isinstance(stored, h5py.Dataset) else stored.shards
         decode.check_grid(shape, stored.chunks, itemsize, shard_shape=shards)
     n_bytes = math.prod(shape) * itemsize
-    if n_bytes <= max(_ALWAYS, _BYTES_PER_ROW * (n_rows or n_expected)):
-        return
-    n_stored = file.stored_bytes(name)
-    if n_stored is not None and n_bytes > n_stored * (1 if stored.chunks is None else _COMPRESSION):
-        what = f"`{name}` should have {shape} values, for which it has {n_stored:,} bytes"
-        raise _refused(file, what)
+    if n_bytes > max(_ALWAYS, _BYTES_PER_ROW * (n_rows or n_expected)):
+        n_there = file.bytes_there(name)
+        compression = 1 if stored.chunks is None else _COMPRESSION
+        if n_there is not None and n_bytes > n_there * compression:
+            what = f"`{name}` should have {shape} values, for which it has {n_there:,} bytes"
+            raise _refused(file, what)
+    file.check_texts(name)
 
 
 def _length(stored: Any) -> int:

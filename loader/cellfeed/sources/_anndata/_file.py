@@ -206,6 +206,22 @@ class AnnDataFile(OpenedPerProcess):
     def stored_bytes(self, name: str) -> int | None:
         """Return the compressed size of an array in bytes; None if unknown."""
 
+    def bytes_there(self, name: str) -> int | None:
+        """Return about how many bytes an array has in storage, which may take a request.
+
+        None if unknown.
+        """
+        return self.stored_bytes(name)
+
+    def check_texts(self, name: str) -> None:
+        """Check the lengths of the texts of an array, for which memory is allocated.
+
+        Raises
+        ------
+        FormatError
+            One is impossible.
+        """
+
     @abstractmethod
     def n_absent(self, name: str) -> int:
         """Return how many chunks of an array, or their files, there are not; 0 if unknown."""

@@ -30,7 +30,7 @@ from cellfeed.bytes import (
     replaced,
     require_file,
 )
-from cellfeed.decode import OpenFile
+from cellfeed.decode import OpenFile, longest_text
 from cellfeed.machine import share_of_descriptors
 from cellfeed.sources._anndata._damage import check_sizes
 from cellfeed.sources._anndata._h5file import H5File, external_link, lost_chunks
@@ -174,6 +174,15 @@ class LocalH5File(H5File, ByteStore):
         """Return how many chunks of an array were never written; 0 if they are not zeros."""
         self.stored(name)
         return self._n_unmapped.get(name, 0) or super().n_lost(name)
+
+    def check_texts(self, name: str) -> None:
+        """Check that no text of an array is longer than its file; see `AnnDataFile`."""
+        stored = self.stored(name)
+        descriptor = stored.file.id.get_vfd_handle()
+        n_bytes = longest_text(stored, lambda offset, n: os.pread(descriptor, n, offset))
+        if n_bytes > int(stored.file.id.get_filesize()):
+            msg = f"{self.location}: `{name}` has a text of {n_bytes:,} bytes, more than its file"
+            raise FormatError(f"{msg}; copy or download it again")
 
     def _where(self, name: str) -> tuple[H5File, str]:
         """Return the file in which an array lies, and what identifies it there."""

@@ -7,7 +7,6 @@ annbatch's layout, which `cellfeed.preshuffle` writes too, is a group of groups 
 from __future__ import annotations
 
 import math
-import os
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -365,8 +364,8 @@ class LocalZarrStore(ZarrStore):
 
     def _chunk_files(self, name: str) -> Iterator[Path]:
         """Yield the paths of an array's chunks or shards."""
-        for folder, _, files in os.walk(self._absolute / name, followlinks=True):
-            yield from (Path(folder, file) for file in files if file not in _NO_CHUNKS)
+        files = decode.files_below(self._absolute / name)
+        return (file for file in files if file.name not in _NO_CHUNKS)
 
 
 # An AnnData group of a zarr store on a web server or in an object store, unconverted.
@@ -423,6 +422,17 @@ class RemoteZarrStore(ZarrStore):
 
     def check_unchanged(self) -> None:
         """Do nothing, since each answer of the server is checked."""
+
+    def bytes_there(self, name: str) -> int | None:
+        """Return the bytes of an array; if unknown, as if all were as its last chunk or shard."""
+        known = self.stored_bytes(name)
+        if known is not None:
+            return known
+        array = self.stored(name)
+        grid = decode.chunk_grid(array.shape, array.shards or array.chunks)
+        last = array.metadata.encode_chunk_key(tuple(n - 1 for n in grid))
+        found = versions_of(self.location / name, [last])
+        return math.prod(grid) * found[last].size if found else 0
 
     def _chunk_sizes(self, name: str) -> Iterator[int] | None:
         versions = self._versions.get(name)

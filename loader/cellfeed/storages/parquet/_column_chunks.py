@@ -119,7 +119,8 @@ class ColumnChunks:
     @property
     def are_plain_or_dictionaries(self) -> NDArray[np.bool_]:
         """Whether values are plain, or indices into a dictionary, shape (n_groups, n_columns)."""
-        return (self.chunks[:, :, fields.ENCODINGS] & ~_PLAIN_OR_DICTIONARIES) == 0
+        others = self.chunks[:, :, fields.ENCODINGS] & ~_PLAIN_OR_DICTIONARIES
+        return np.asarray(others == 0, np.bool_)
 
     def codec(self, group: int, column: int) -> str:
         """Return the name of a codec."""

@@ -456,7 +456,7 @@ class ParquetFiles:
                     raise ColumnError(reason)
             chunks, text = footer.chunks(leaves), list[str]()
             if as_obs:  # each has one leaf; of other encodings, pyarrow makes no dictionaries
-                are_plain = chunks.are_plain_or_dictionaries.all(axis=0).tolist()
+                are_plain = [each.all() for each in chunks.are_plain_or_dictionaries.T]
                 there = zip(fields, are_plain, strict=True)
                 text = [each.name for each, fits in there if fits and kind(each.type) == "text"]
             with self.damage_named(file, f"columns {', '.join(map(repr, columns))}"):
