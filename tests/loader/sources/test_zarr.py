@@ -221,7 +221,7 @@ class TestOpenFiles:
         gc.collect()  # what other tests opened
         opened_before = sum(each() is not None for each in OpenFile._all)
         files = "cellfeed.decode._files"
-        monkeypatch.setattr(f"{files}.share_of_descriptors", lambda _: opened_before + 2)
+        monkeypatch.setattr(f"{files}.share_of_descriptors", lambda *_: opened_before + 2)
         options = {"chunks": (7,), "shards": (7,)}
         path = new_store(CSR, indices=options, data=options)
         collection = open_collection(path)
