@@ -302,13 +302,16 @@ def _by_dispersion(
     tables = list[pd.DataFrame]()
     for k in range(len(batches.names)):
         genes = np.flatnonzero(found.counts[k])
-        own = standardised(k, genes)
+        own = standardised(k, genes).astype({"highly_variable": int})
         own.index = pd.Index(genes)
         tables.append(own.reindex(np.arange(means.shape[1]), fill_value=0))
-    together = pd.concat(tables).astype({"highly_variable": int})
-    table = together.groupby(level=0).agg(
-        {"means": "mean", "dispersions": "mean", "dispersions_norm": "mean"}
-        | {"highly_variable": "sum"}
+    table = (
+        pd.concat(tables)
+        .groupby(level=0)
+        .agg(
+            {"means": "mean", "dispersions": "mean", "dispersions_norm": "mean"}
+            | {"highly_variable": "sum"}
+        )
     )
     table["highly_variable_nbatches"] = table["highly_variable"]
     table["highly_variable_intersection"] = table["highly_variable"] == len(tables)

@@ -63,7 +63,7 @@ def test_it_opens_and_is_rewritten_without_the_filters(store, tmp_path):
     path, number = store
     check(path)
     if number >= 4:
-        with pytest.raises(Exception, match="codec not available"):
+        with pytest.raises(Exception, match=r"codec .*not available"):
             ad.read_zarr(path / "dataset_0")
     preshuffle(path, tmp_path / "lasting.zarr", in_order=True, elements=["X"], codec="annbatch")
     assert np.array_equal(

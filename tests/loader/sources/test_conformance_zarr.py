@@ -78,8 +78,13 @@ class ZarrStorage:
             "compressors": CODECS[self.zarr_format][self.codec],
             "filters": self.filters(case, name),
             "chunk_key_encoding": {"name": names, "separator": self.separator},
-            # Where stored values were never written, nobody can tell zeros from a lost file.
-            "config": {"write_empty_chunks": self.empty_chunks or name == "data"},
+            # Where what is stored was never written, nobody can tell zeros from a lost file, but
+            # of the column indices of an only gene.
+            "config": {
+                "write_empty_chunks": self.empty_chunks
+                or name == "data"
+                or (name == "indices" and case.n_vars > 1)
+            },
         }
         if self.shard:
             shape = tuple(n * self.shard for n in chunks)

@@ -112,7 +112,7 @@ class TestUnequalFiles:
         [
             (TABLE.drop_columns(["genes"]), ColumnError, "has no column 'genes', which other fil"),
             (
-                TABLE.set_column(1, "expressions", TABLE["drug"]),
+                TABLE.set_column(1, "expressions", TABLE["drug"].cast(pa.string())),
                 FormatError,
                 "column 'expressions' is of type string, not a list of numbers for each cell",
             ),
