@@ -267,7 +267,7 @@ def record(
         constraints=Constraints(
             entropy_floor=0.0, memory_bytes=usable_memory_bytes(), need_cells_per_second=None
         ),
-        entropies={},
+        entropies=lambda _: {},
     )
     for each in grid:
         reason = requirements.obstacle(each)

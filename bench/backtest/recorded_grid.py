@@ -243,6 +243,9 @@ class RecordedProcess:
         """Return the time in seconds."""
         return self.now
 
+    def start(self) -> None:
+        """Do nothing: it is always ready."""
+
     def run(self, request: TimingRequest, *, limit_seconds: float) -> Outcome:
         """Return what a process that times a configuration reports."""
         each = request.configuration

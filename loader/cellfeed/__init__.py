@@ -116,7 +116,7 @@ __all__ = [
     "verify",
 ]
 
-# What needs other packages is imported when it is asked for, as is said above to type checkers.
+# Lazy, since these need other packages; keep in step with the TYPE_CHECKING block above.
 _MODULE_OF = {
     "BlockShuffling": "cellfeed.sampling",
     "BlockWeightedSampling": "cellfeed.sampling",

@@ -8,7 +8,7 @@ from typing import Self
 _QUIET_SECONDS = 2.0  # what takes no longer needs no explanation
 _REDRAW_SECONDS = 0.1
 _MINUTE, _HOUR = 60, 3600
-_WIPE = "\r\x1b[K"  # to the begin of the line, and clear it
+_WIPE = "\r\x1b[K"  # to the start of the line, and clear it
 
 
 class ProgressLine:

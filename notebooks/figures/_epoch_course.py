@@ -127,7 +127,7 @@ def entropy_over_epoch(labels: ArrayLike, plan: EpochPlan, *, n_rows: int = 262_
     """
     codes = as_codes(labels)
     require_a_label_for_each(codes, plan.n_rows)
-    n_minibatches = plan.n_delivered // plan.batch_size
+    n_minibatches = plan.rows_per_stream // plan.batch_size
     if n_minibatches < LEAST_MINIBATCHES:
         msg = f"an epoch must have at least 10 full minibatches, but it has {n_minibatches}"
         raise ParameterError(msg)

@@ -47,7 +47,7 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._storage_advice import StorageAdvice, epochs_until_paid
     from cellfeed_tuner._subject import Tunable
 
-# Modules by what they have; imported when it is asked for, as is said above to type checkers.
+# Lazy: modules by what they have; keep in step with the TYPE_CHECKING block above.
 _MODULE_OF = {
     name: f"{__name__}.{module}"
     for module, names in {

@@ -110,7 +110,7 @@ def replay_plan(
     least_rows = max(n_rows, LEAST_FETCHES * min(plan.fetch_size, plan.n_rows))
     means: list[list[NDArray[np.float64]]] = [[] for _ in statistics]
     sizes = list[NDArray[np.int64]]()
-    is_small = plan.n_delivered < least_rows
+    is_small = plan.rows_per_stream < least_rows
     for rows in _whole_epochs(plan, least_rows) if is_small else _parts_of_epochs(plan, least_rows):
         n_fetches, n_minibatches, batch_size = rows.shape
         for statistic, found in zip(statistics, means, strict=True):
@@ -131,7 +131,7 @@ def replay_plan(
 
 def _whole_epochs(plan: EpochPlan, least_rows: int) -> Iterator[NDArray[np.int64]]:
     """Yield minibatches by fetch until there are enough rows, up to the end of an epoch."""
-    for k in range(min(MOST_EPOCHS, -(-least_rows // plan.n_delivered))):
+    for k in range(min(MOST_EPOCHS, -(-least_rows // plan.rows_per_stream))):
         yield from minibatches_by_fetch(replace(plan, epoch=plan.epoch + k))
 
 
@@ -193,7 +193,7 @@ def minibatches_by_fetch(plan: EpochPlan) -> Iterator[NDArray[np.int64]]:
     if plan.n_fetches > plan.n_whole_fetches:
         last = plan.delivered_rows(plan.n_fetches - 1)
         # A short minibatch counts only where the epoch has no other.
-        size = min(plan.batch_size, plan.n_delivered)
+        size = min(plan.batch_size, plan.rows_per_stream)
         n_full = last.shape[1] // size
         if n_full:
             yield last[:, : n_full * size].reshape(1, n_full, size)

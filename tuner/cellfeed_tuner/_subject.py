@@ -430,7 +430,7 @@ class Selected:
     @property
     def rows_per_cell(self) -> int:
         """Rows that are read for each cell: itself, and its controls or neighbours."""
-        return 1 if self.strategy is None else 1 + self.strategy.n_others
+        return 1 if self.strategy is None else 1 + self.strategy.n_companions
 
     @cached_property
     def n_drawn(self) -> int:

@@ -325,13 +325,13 @@ class Segment:
         """Return where a piece lies in this process."""
         return self._address + self.start_of(index)
 
-    def remains(self, index: int) -> "Remains":
+    def remains(self, index: int) -> "PieceHandle":
         """Return a piece without keeping the segment."""
-        return Remains(weakref.ref(self._mapped), self.start_of(index), self.place.piece_bytes)
+        return PieceHandle(weakref.ref(self._mapped), self.start_of(index), self.place.piece_bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class Remains:
+class PieceHandle:
     """A piece of a segment, which does not keep it."""
 
     mapped: weakref.ref[mmap.mmap]

@@ -16,7 +16,7 @@ from cellfeed.bytes._buffers import (
     PAGE,
     Buffer,
     Lease,
-    Remains,
+    PieceHandle,
     Segment,
     SegmentPlace,
     SharedFile,
@@ -114,9 +114,9 @@ class _Borrowed:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._process = os.getpid()
-        self._in_use = dict[weakref.ref[Buffer], tuple[Segment | Remains, Lent]]()
+        self._in_use = dict[weakref.ref[Buffer], tuple[Segment | PieceHandle, Lent]]()
         self._dropped = deque[Any]()  # references to buffers that are gone
-        self._unused = list[tuple[Segment | Remains, Lent]]()  # here; a fork may use them
+        self._unused = list[tuple[Segment | PieceHandle, Lent]]()  # here; a fork may use them
         self._forks = list[tuple[_Fork, set[Lent]]]()
 
     @property
@@ -148,7 +148,7 @@ class _Borrowed:
         for segment, lent in unused:
             if lent in seen_by_forks:
                 self._unused.append((segment, lent))
-            elif isinstance(segment, Remains):
+            elif isinstance(segment, PieceHandle):
                 segment.discard()
             else:
                 segment.is_lent[lent.piece] = 0
@@ -180,8 +180,8 @@ class _Borrowed:
                     self._forks.append((fork, used))
 
 
-def _remains(segment: Segment | Remains, lent: Lent) -> Remains:
-    return segment if isinstance(segment, Remains) else segment.remains(lent.piece)
+def _remains(segment: Segment | PieceHandle, lent: Lent) -> PieceHandle:
+    return segment if isinstance(segment, PieceHandle) else segment.remains(lent.piece)
 
 
 def _return_of_exited_workers() -> None:

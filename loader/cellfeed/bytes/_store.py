@@ -253,17 +253,20 @@ class _Own(threading.local):
 _own = _Own()
 
 
-def until_left(*left: threading.Event) -> None:
+def set_cancel_events(*left: threading.Event) -> None:
     """Cancel the waits of this thread once one of ``left`` is set."""
     _own.left = left
 
 
 @contextmanager
-def threads_until_left(num_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
+def cancellable_threads(num_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
     """Provide threads that stop waiting when the block is left, or when this thread stops."""
     left = threading.Event()
     with ThreadPoolExecutor(
-        num_threads, thread_name_prefix=name, initializer=until_left, initargs=(left, *_own.left)
+        num_threads,
+        thread_name_prefix=name,
+        initializer=set_cancel_events,
+        initargs=(left, *_own.left),
     ) as threads:
         try:
             yield threads
@@ -271,9 +274,9 @@ def threads_until_left(num_threads: int, name: str) -> Iterator[ThreadPoolExecut
             left.set()
 
 
-def is_awaited() -> bool:
-    """Return whether this thread must still wait, which it must not once Python exits."""
+def is_cancelled() -> bool:
+    """Return whether this thread must stop waiting, as it must once Python exits."""
     # Python joins the threads of executors before it marks the main thread as ended.
     is_ending = getattr(futures_threads, "_shutdown", False)
     is_left = any(each.is_set() for each in _own.left)
-    return not (is_ending or is_left) and threading.main_thread().is_alive()
+    return is_ending or is_left or not threading.main_thread().is_alive()

@@ -306,7 +306,7 @@ def _read(key: bytes, *, is_mapped: bool = True) -> Tables | None:
                 os.utime(path)  # time of the last use
             return found
     except _UNCACHED as error:
-        _tell(error)
+        _log(error)
     return None
 
 
@@ -315,10 +315,10 @@ def _keep(key: bytes, tables: Tables) -> None:
     try:
         _write_file(_path_of(key), key, tables)
     except _UNCACHED as error:
-        _tell(error)
+        _log(error)
 
 
-def _tell(error: Exception) -> None:
+def _log(error: Exception) -> None:
     _logger.info("tables cannot be cached for later openings: %s", error)
 
 

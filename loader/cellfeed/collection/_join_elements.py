@@ -17,7 +17,7 @@ from cellfeed._errors import (
     require_one_of,
 )
 from cellfeed._lazy import pd
-from cellfeed.bytes import Location, threads_until_left
+from cellfeed.bytes import Location, cancellable_threads
 from cellfeed.bytes._remote import outside_lock
 from cellfeed.bytes._tables import save_records
 from cellfeed.fetch import prefetched
@@ -59,7 +59,7 @@ def side_by_side(read: Callable[[_Item], _Read], items: Sequence[_Item]) -> Iter
     if len(items) == 1:
         yield read_outside(items[0])
         return
-    with threads_until_left(_AT_ONCE, "cellfeed-open") as threads:
+    with cancellable_threads(_AT_ONCE, "cellfeed-open") as threads:
         yield from prefetched(read_outside, items, threads, _AT_ONCE)
 
 

@@ -239,7 +239,7 @@ class CellDataset(ResumableDataset):
             transform=transform,
             read_options=read_options,
         )
-        if self.strategy.n_others:
+        if self.strategy.n_companions:
             _parameters.require_taken_here(
                 collection, is_taken_here=self._is_read_ahead and self._is_taken_here
             )
@@ -367,7 +367,7 @@ class CellDataset(ResumableDataset):
         """
         if not isinstance(self.collection, Collection):
             return 0
-        n_rows = 2 * self.fetch_size * (1 + self.strategy.n_others)
+        n_rows = 2 * self.fetch_size * (1 + self.strategy.n_companions)
         return int(n_rows * self.collection.mean_row_bytes(self.dtype))
 
     @property
@@ -484,7 +484,7 @@ class CellDataset(ResumableDataset):
         n_fetches = 2 if n_rows < n_of_epoch else 1
         delivered = self.minibatch_bytes * min(1.0, n_of_epoch / self.batch_size)
         n_bytes = float(self.collection.mean_row_bytes(self.dtype))
-        return n_fetches * n_rows * (1 + self.strategy.n_others) * n_bytes + delivered
+        return n_fetches * n_rows * (1 + self.strategy.n_companions) * n_bytes + delivered
 
     @property
     def minibatch_bytes(self) -> int:
@@ -496,7 +496,7 @@ class CellDataset(ResumableDataset):
             of_rows = split_steps(each)[1]
             n_bytes += 0 if of_rows is None else of_rows.row_bytes
         return int(
-            self.batch_size * self._streams_per_rank * (1 + self.strategy.n_others) * n_bytes
+            self.batch_size * self._streams_per_rank * (1 + self.strategy.n_companions) * n_bytes
         )
 
     @property
@@ -647,10 +647,10 @@ class CellDataset(ResumableDataset):
 
     def _with_others(self, groups: Iterator[Cells]) -> Iterator[Cells]:
         """Join each minibatch with the others of its cells, if they have any, which follow it."""
-        if not self.strategy.n_others:
+        if not self.strategy.n_companions:
             yield from groups
         for cells in groups:
-            others: dict[str, Any] = {self.strategy.others_are: next(groups)}
+            others: dict[str, Any] = {self.strategy.companion_name: next(groups)}
             joined = [replace(cells, **others)]
             del cells, others
             yield joined.pop()
@@ -696,7 +696,7 @@ class CellDataset(ResumableDataset):
                 fetched = self.fetch_transform(fetched)
         for start in range(0, fetch.order.size, plan.minibatch_size):
             here = slice(start, start + plan.minibatch_size)
-            others = None if fetch.others is None else fetch.others[here].ravel()
+            others = None if fetch.companions is None else fetch.companions[here].ravel()
             # Kept by nobody but the consumer: torch ends the process where a tensor goes with this
             # frame, in a thread of its own, while Python shuts down.
             yield self._minibatch(fetched, fetch.order[here], others)
@@ -710,7 +710,7 @@ class CellDataset(ResumableDataset):
             batch = self._taken_from(fetched, indices)
         if others is not None:
             _parameters.require_cells(batch)
-            batch = replace(batch, **{self.strategy.others_are: fetched[others]})
+            batch = replace(batch, **{self.strategy.companion_name: fetched[others]})
         self._counters.add(Counter.CELLS, len(indices))
         return self._made(batch, dense=self.dense) if isinstance(batch, Cells) else batch
 
@@ -732,5 +732,5 @@ def _made_dense(cells: Cells) -> Cells:
         name: each.toarray() if isinstance(each, sp.csr_array) else each
         for name, each in cells.elements.items()
     }
-    others: dict[str, Any] = {name: _made_dense(each) for name, each in cells.others.items()}
+    others: dict[str, Any] = {name: _made_dense(each) for name, each in cells.companions.items()}
     return replace(cells, elements=elements, **others)

@@ -120,7 +120,7 @@ class Epoch:
                 before, now = now, time.perf_counter_ns()
                 self.counters.add(Counter.WAITING, now - before)
                 self.counters.add(Counter.MINIBATCHES, 1)
-                _warn_of_doubts(self.counters)
+                _warn_of_non_counts(self.counters)
                 self.n_delivered += 1
                 try:
                     for call in self.after_each:
@@ -154,9 +154,9 @@ _DOUBTS = (
 _REMEDY = " already, leave it out, or read counts, such as `layers/counts`"
 
 
-def _warn_of_doubts(counters: Counters) -> None:
+def _warn_of_non_counts(counters: Counters) -> None:
     """Warn once of each kind of values that may not be counts."""
-    for kind, n in enumerate(counters.doubts):
+    for kind, n in enumerate(counters.non_counts):
         if n and kind not in counters.has_warned_of:
             counters.has_warned_of.add(kind)
             warnings.warn(_DOUBTS[kind].format(n) + _REMEDY, UserWarning, stacklevel=3)

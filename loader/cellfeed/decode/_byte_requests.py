@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._errors import FormatError
-from cellfeed.bytes import LOOK_UP_SECONDS, ByteStore, is_awaited
+from cellfeed.bytes import LOOK_UP_SECONDS, ByteStore, is_cancelled
 from cellfeed.bytes._store import joined
 from cellfeed.decode._kernels import _fields as fields
 
@@ -141,7 +141,7 @@ def chunks_as_they_arrive(
         yield _read(chunks, later, damage)
     while pending:
         arrived = wait(pending, LOOK_UP_SECONDS, FIRST_COMPLETED).done
-        if not arrived and not is_awaited():
+        if not arrived and is_cancelled():
             arrived = set(pending)  # the store raises the error
         if arrived:
             yield _read(chunks, [own for each in arrived for own in pending.pop(each)], damage)

@@ -60,7 +60,7 @@ class Counters:
         "_addresses",
         "_all",
         "_counts",
-        "_doubts",
+        "_non_counts",
         "_spawned",
         "has_warned_of",
         "parts",
@@ -71,7 +71,7 @@ class Counters:
         memory = mmap.mmap(-1, mmap.PAGESIZE) if memory is None else memory
         n = len(Counter)
         self._all = np.frombuffer(memory, np.int64, n + 2)
-        self._counts, self._doubts = self._all[:n], self._all[n:]
+        self._counts, self._non_counts = self._all[:n], self._all[n:]
         first = self._counts.ctypes.data
         self._addresses = [first + 8 * int(each) for each in Counter]
         self._spawned: _Spawned | None = None
@@ -102,20 +102,20 @@ class Counters:
         return own if self._spawned is None else own + self._spawned.counters.values
 
     @property
-    def address_of_doubts(self) -> int:
-        """Address of what `doubts` returns, two int64."""
-        return int(self._doubts.ctypes.data)
+    def address_of_non_counts(self) -> int:
+        """Address of what `non_counts` returns, two int64."""
+        return int(self._non_counts.ctypes.data)
 
     @property
-    def doubts(self) -> tuple[int, int]:
+    def non_counts(self) -> tuple[int, int]:
         """How often so far what was transformed may not have been counts.
 
         Values of which `Log1p` is NaN or -infinity, and rows that the first step, `NormalizeTotal`,
         found to have a total that is no integer.
         """
-        n_undefined, n_fractional = self._doubts.tolist()
+        n_undefined, n_fractional = self._non_counts.tolist()
         spawned = () if self._spawned is None else (self._spawned.counters,)
-        for of_each in (each.doubts for each in (*spawned, *self.parts)):
+        for of_each in (each.non_counts for each in (*spawned, *self.parts)):
             n_undefined += of_each[0]
             n_fractional += of_each[1]
         return n_undefined, n_fractional

@@ -353,7 +353,7 @@ class ValueSteps:
         self._itemsize = dtype.itemsize
         self._steps = np.array([step[:2] for step in steps], np.int64).reshape(-1, 2)
         self._counters = counters
-        address = np.array([counters.address_of_doubts], np.int64).view(np.float64)
+        address = np.array([counters.address_of_non_counts], np.int64).view(np.float64)
         self._numbers = np.concatenate([np.array([s[2] for s in steps], np.float64), address])
         self._moments = np.array(moments) if moments else np.empty((0, 2, 0))
         self._kinds = self._steps[:, 0].copy()

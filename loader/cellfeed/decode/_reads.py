@@ -109,7 +109,7 @@ class Owner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class DecodeResult:
     """Counts of completed reads.
 
     Parameters
@@ -278,7 +278,7 @@ class ChunkReads:
         self,
         bases: NDArray[np.int64],
         decoder: Decoder | None = None,
-    ) -> Done:
+    ) -> DecodeResult:
         """Read, decode and place everything.
 
         Parameters
@@ -300,14 +300,16 @@ class ChunkReads:
         for itemsize, destinations in self.crossings.items():
             addresses = bind(destinations, bases)
             ascending = ascending and bool(kernels.crossings_ascend(addresses, itemsize))
-        return Done(n_bytes, self.n_chunks, int(report[fields.DECOMPRESSED]), ascending)
+        return DecodeResult(n_bytes, self.n_chunks, int(report[fields.DECOMPRESSED]), ascending)
 
-    def decompress(self, decoder: Decoder) -> Done:
+    def decompress(self, decoder: Decoder) -> DecodeResult:
         """Read and decompress everything, without placing; see `run`."""
         arrays = self.arrays.copy()
         arrays[:, fields.NOT_PLACED] = 1
         n_bytes, report = self._decode(arrays, self.segments, decoder)
-        return Done(n_bytes, self.n_chunks, int(report[fields.DECOMPRESSED]), ascending=True)
+        return DecodeResult(
+            n_bytes, self.n_chunks, int(report[fields.DECOMPRESSED]), ascending=True
+        )
 
     def select(self, lengths: NDArray[np.int64], decoder: Decoder) -> SelectedElements:
         """Read and decode the column indices of rows, and select elements by column.
@@ -361,7 +363,7 @@ class ChunkReads:
                 waited = time.perf_counter_ns() - begin
                 counters.add(Counter.READING, waited * decoder.num_threads)
             report[fields.NEXT_TASK] = 0
-            n_bytes += self._work_off(arrays, chunks, segments, report, decoder)
+            n_bytes += self._decode_ready(arrays, chunks, segments, report, decoder)
             if report[fields.FAILURE]:
                 FilesInUse.check(self.files)  # else this would be called damage
                 chunk, failure = divmod(int(report[fields.FAILURE]), fields.PER_CHUNK)
@@ -375,7 +377,7 @@ class ChunkReads:
             counters.add(counter, int(report[reported]))
         return n_bytes, report
 
-    def _work_off(
+    def _decode_ready(
         self,
         arrays: NDArray[np.int64],
         chunks: NDArray[np.int64],

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._errors import FormatError
-from cellfeed.bytes import ByteStore, threads_until_left
+from cellfeed.bytes import ByteStore, cancellable_threads
 from cellfeed.bytes._tables import CachedTables, Tables
 from cellfeed.decode._array import (
     ChunkedArray,
@@ -466,7 +466,7 @@ def _shards(layout: ZarrLayout, files: ByteStore, name: str) -> Tables:
         # Chunks of a shard that are outside the array are left out.
         table[part] = entries[tuple(slice(n) for n in table[part].shape[:-1])]
 
-    with threads_until_left(_READERS, "cellfeed-index") as threads:
+    with cancellable_threads(_READERS, "cellfeed-index") as threads:
         list(threads.map(read, present.tolist()))
     table = table.reshape(-1, 2)
     offsets = np.ascontiguousarray(table[:, 0])

@@ -49,7 +49,11 @@ class Part:
     @property
     def columns(self) -> NDArray[np.int32] | None:
         """New index of each column; None if columns do not change."""
-        return None if self.column_map is None or self.column_map.stays else self.column_map.columns
+        return (
+            None
+            if self.column_map is None or self.column_map.is_identity
+            else self.column_map.columns
+        )
 
     @property
     def keeps_all(self) -> bool:

@@ -10,7 +10,7 @@ from threading import Event, Lock
 from typing import Any, Self, TypeVar
 
 from cellfeed._progress import ProgressLine
-from cellfeed.bytes import threads_until_left, until_left
+from cellfeed.bytes import cancellable_threads, set_cancel_events
 from cellfeed.bytes._buffers import BufferPool, SharedPool
 from cellfeed.bytes._remote import outside_lock
 from cellfeed.bytes._tables import save_records
@@ -54,7 +54,10 @@ def in_stages(items: Iterable[Any], stages: Sequence[Stage]) -> Iterator[Iterato
     left = Event()
     threads = [
         ThreadPoolExecutor(
-            1, thread_name_prefix="cellfeed-prefetch", initializer=until_left, initargs=(left,)
+            1,
+            thread_name_prefix="cellfeed-prefetch",
+            initializer=set_cancel_events,
+            initargs=(left,),
         )
         for _ in stages
     ]
@@ -305,7 +308,7 @@ def load_tables(
 
     num_threads = min(len(elements), _AT_ONCE if are_remote else usable_cpu_count())
     with (
-        threads_until_left(num_threads, "cellfeed-tables") as threads,
+        cancellable_threads(num_threads, "cellfeed-tables") as threads,
         ProgressLine() as line,
     ):
         jobs = [threads.submit(load, *each) for each in elements]

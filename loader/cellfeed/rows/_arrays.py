@@ -77,7 +77,7 @@ class ByElement:
         return next(iter(self.elements.values()))
 
     @property
-    def others(self) -> Mapping[str, Any]:
+    def companions(self) -> Mapping[str, Any]:
         """The cells that come with these, ``controls`` or ``neighbors``, by name, if any."""
         both = {"controls": self.controls, "neighbors": self.neighbors}
         return {name: each for name, each in both.items() if each is not None}
@@ -89,7 +89,7 @@ class ByElement:
         ]
         parts += [
             f"obs={list(self.obs)}",
-            *(f"{name}={each}" for name, each in self.others.items()),
+            *(f"{name}={each}" for name, each in self.companions.items()),
         ]
         return f"{type(self).__name__}({', '.join(parts)})"
 

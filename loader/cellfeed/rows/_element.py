@@ -35,7 +35,7 @@ class ColumnMap:
 
     Attributes
     ----------
-    stays
+    is_identity
         Whether columns do not change: they are the first of the collection, in the same order.
     keeps_all
         Whether none is left out.
@@ -45,7 +45,7 @@ class ColumnMap:
 
     def __init__(self, columns: NDArray[np.int32], n_columns: int) -> None:
         self.columns = columns
-        self.stays = np.array_equal(columns, np.arange(columns.size))
+        self.is_identity = np.array_equal(columns, np.arange(columns.size))
         self.keeps_all = bool((columns != -1).all())
         self.covers = int(np.count_nonzero(columns >= 0)) == n_columns
 
@@ -469,7 +469,7 @@ class Cells(ByElement):
         obs = {name: values[which] for name, values in self.obs.items()}
         names = None if self.obs_names is None else self.obs_names[which]
         others = {
-            name: each[self._rows_of_others(which, each)] for name, each in self.others.items()
+            name: each[self._rows_of_others(which, each)] for name, each in self.companions.items()
         }
         return Cells(elements, obs, self.rows[which], names, **others)
 
@@ -484,7 +484,7 @@ class Cells(ByElement):
             name: each.to_scipy() if isinstance(each, CsrRows) else each
             for name, each in self.elements.items()
         }
-        others = {name: each.to_scipy() for name, each in self.others.items()}
+        others = {name: each.to_scipy() for name, each in self.companions.items()}
         return Cells(elements, self.obs, self.rows, self.obs_names, **others)
 
     def to_torch(self, *, dense: bool = False) -> Minibatch:
@@ -507,5 +507,5 @@ class Cells(ByElement):
         from cellfeed.rows._minibatch import minibatch_of  # noqa: PLC0415 - it imports torch
 
         made = minibatch_of(self.elements, self.obs, self.rows, self.obs_names, dense=dense)
-        others = {name: each.to_torch(dense=dense) for name, each in self.others.items()}
+        others = {name: each.to_torch(dense=dense) for name, each in self.companions.items()}
         return replace(made, **others) if others else made

@@ -41,10 +41,10 @@ class EpochOrder(Protocol):
 
 
 class MatchedOrder(EpochOrder, Protocol):
-    """An order of rows, each of which comes with others; see `SamplingStrategy.n_others`."""
+    """An order of rows, each with companions; see `SamplingStrategy.n_companions`."""
 
-    def others(self, positions: NDArray[np.int64], *, together: int) -> NDArray[np.int64]:
-        """Return the others that come with the rows at the given positions of the epoch.
+    def companions(self, positions: NDArray[np.int64], *, together: int) -> NDArray[np.int64]:
+        """Return the companions of the rows at the given positions of the epoch.
 
         The result depends only on the arguments, as that of `EpochOrder`.
 
@@ -59,7 +59,7 @@ class MatchedOrder(EpochOrder, Protocol):
 
         Returns
         -------
-        Rows in [0, n_rows), int64, shape ``(*positions.shape, n_others)``.
+        Rows in [0, n_rows), int64, shape ``(*positions.shape, n_companions)``.
         """
         ...
 
@@ -72,8 +72,8 @@ class SamplingStrategy(ABC):
     (`derive_key`, `random_words`, `random_below`, `Permutation`). The `EpochPlan` divides the
     positions among ranks, worker processes, fetches and minibatches.
 
-    Rows may come with others (`n_others`), which minibatches have as ``minibatch.controls`` or
-    ``minibatch.neighbors``: the name is the attribute ``others_are`` of the strategy.
+    Rows may have companions (`n_companions`), in minibatches ``minibatch.controls`` or
+    ``minibatch.neighbors``: the name is the attribute ``companion_name`` of the strategy.
 
     A strategy must be picklable, since worker processes get a copy. The tests of
     `cellfeed.testing.StrategyConformance` check that a subclass fulfils this contract.
@@ -94,7 +94,7 @@ class SamplingStrategy(ABC):
     [0, 1, 2, 3, 4]
     """
 
-    others_are: ClassVar[Literal["controls", "neighbors"]] = "controls"
+    companion_name: ClassVar[Literal["controls", "neighbors"]] = "controls"
 
     @property
     @abstractmethod
@@ -111,7 +111,7 @@ class SamplingStrategy(ABC):
         return 1
 
     @property
-    def n_others(self) -> int:
+    def n_companions(self) -> int:
         """Number of other rows that come with each row, such as controls; 0 by default.
 
         If above 0, `epoch_order` returns a `MatchedOrder`.

@@ -153,7 +153,7 @@ class MatchedControls(WithOthers):
     >>> order = strategy.epoch_order(n_rows=6, epoch_key=0)
     >>> order(np.arange(3))
     array([0, 4, 2])
-    >>> order.others(np.arange(3), together=3)[0]  # of row 0
+    >>> order.companions(np.arange(3), together=3)[0]  # of row 0
     array([1])
     """
 
@@ -197,7 +197,7 @@ class MatchedControls(WithOthers):
             self._set(_pools=pools, control_indices=np.sort(pools.rows))
 
     @property
-    def n_others(self) -> int:
+    def n_companions(self) -> int:
         """Number of controls for each treated cell."""
         return self.k
 
@@ -256,7 +256,7 @@ class MatchedControls(WithOthers):
 
     def _check(self) -> None:
         given: Any = self.strategy
-        if not isinstance(given, SamplingStrategy) or given.n_others:
+        if not isinstance(given, SamplingStrategy) or given.n_companions:
             msg = f"`strategy` must be a SamplingStrategy without controls, but got {given}"
             raise ParameterError(msg)
         for name in ("k", "block_size", "control_block_size"):
@@ -461,7 +461,7 @@ class _Matched:
         rows: Integers = self.order(positions)
         return rows
 
-    def others(self, positions: Integers, *, together: int) -> Integers:
+    def companions(self, positions: Integers, *, together: int) -> Integers:
         """Return the controls at the given positions; see `MatchedOrder`."""
         flat = positions.ravel()
         runs = {"visit": self._of_visits, "epoch": self._of_epoch, "never": self._of_rows}[

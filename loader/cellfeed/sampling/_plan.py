@@ -59,10 +59,10 @@ class RemainingRows:
         """Return the rows at the given positions."""
         return self._plan.rows_at(self._before(positions))
 
-    def others(self, positions: NDArray[np.int64], *, together: int) -> NDArray[np.int64]:
-        """Return the others at the given positions, which do not change by a stop."""
+    def companions(self, positions: NDArray[np.int64], *, together: int) -> NDArray[np.int64]:
+        """Return the companions at the given positions, which do not change by a stop."""
         del together  # which is that of the plan
-        return self._plan.others_at(self._before(positions))
+        return self._plan.companions_at(self._before(positions))
 
     def _before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions in the plan of the epoch before it was stopped."""
@@ -83,7 +83,7 @@ def _remaining_intervals(plan: "EpochPlan", progress: Progress) -> list[_Interva
     if n_begun:
         intervals = _intervals_of_round(plan, number, n_begun)
         number += 1
-    begin = min(number * plan.fetch_size, plan.n_delivered) * plan.world_size
+    begin = min(number * plan.fetch_size, plan.rows_per_stream) * plan.world_size
     if begin < plan.n_positions:
         intervals.append((begin, plan.n_positions - begin, -1, -1))
     return intervals
@@ -91,7 +91,7 @@ def _remaining_intervals(plan: "EpochPlan", progress: Progress) -> list[_Interva
 
 def _intervals_of_round(plan: "EpochPlan", number: int, n_delivered: int) -> list[_Interval]:
     """Return the remaining intervals of the fetches with one number, one fetch per rank."""
-    size = min(plan.fetch_size, plan.n_delivered - number * plan.fetch_size)
+    size = min(plan.fetch_size, plan.rows_per_stream - number * plan.fetch_size)
     begin = number * plan.fetch_size * plan.world_size
     done = min(n_delivered * plan.batch_size, size)
     n_left = plan.n_positions - begin  # beyond these, rows are repeated
@@ -167,27 +167,27 @@ class Fetch:
     order
         ``rows[order]`` are the rows in the order of delivery, intp, shape (n_delivered,). It is
         longer than ``rows`` if a row is delivered twice.
-    others
-        ``rows[others]`` are the others that come with each of these, intp, shape (n_delivered,
-        n_others); None if the strategy has none.
+    companions
+        ``rows[others]`` are the companions of each of these, intp, shape (n_delivered,
+        n_companions); None if the strategy has none.
     """
 
     rows: NDArray[np.int64]
     order: NDArray[np.intp]
-    others: NDArray[np.intp] | None = None
+    companions: NDArray[np.intp] | None = None
 
     def in_groups(self, batch_size: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Return the order of delivery of all rows, and where groups begin and end in it.
 
-        Groups are minibatches, each followed by the others of its cells, if there are any.
+        Groups are minibatches, each followed by the companions of its cells, if there are any.
         """
         ends = np.append(np.arange(0, max(1, self.order.size), batch_size), self.order.size)
-        if self.others is None:
+        if self.companions is None:
             return self.order, ends
-        n_others, pieces = self.others.shape[1], list[NDArray[np.intp]]()
+        n_companions, pieces = self.companions.shape[1], list[NDArray[np.intp]]()
         for first, stop in pairwise(ends.tolist()):
-            pieces += self.order[first:stop], self.others[first:stop].ravel()
-        firsts = ends * (1 + n_others)
+            pieces += self.order[first:stop], self.companions[first:stop].ravel()
+        firsts = ends * (1 + n_companions)
         bounds = np.empty(2 * ends.size - 1, np.int64)
         bounds[::2], bounds[1::2] = firsts, firsts[:-1] + np.diff(ends)
         return np.concatenate(pieces), bounds
@@ -327,7 +327,7 @@ class EpochPlan:
         return self._n_left or 0
 
     @property
-    def n_delivered(self) -> int:
+    def rows_per_stream(self) -> int:
         """Number of rows that each stream delivers in the epoch."""
         if self.drop_last:
             per_stream = self.n_positions // self.n_streams
@@ -338,17 +338,17 @@ class EpochPlan:
     @property
     def n_minibatches(self) -> int:
         """Number of minibatches that this rank delivers in the epoch."""
-        return -(-self.n_delivered // self.batch_size)
+        return -(-self.rows_per_stream // self.batch_size)
 
     @property
     def n_fetches(self) -> int:
         """Number of fetches of this rank in the epoch; all but the last are whole."""
-        return -(-self.n_delivered // self.fetch_size)
+        return -(-self.rows_per_stream // self.fetch_size)
 
     @property
     def n_whole_fetches(self) -> int:
         """Number of fetches of exactly `fetch_size` rows."""
-        return self.n_delivered // self.fetch_size
+        return self.rows_per_stream // self.fetch_size
 
     def fetch(self, number: int, *, first_minibatch: int = 0) -> Fetch:
         """Return the rows of a fetch, and the order in which they are delivered.
@@ -367,9 +367,9 @@ class EpochPlan:
         """
         first = first_minibatch * self.minibatch_size
         delivered = self.delivered_rows(number)[0, first:]
-        if not self.strategy.n_others:
+        if not self.strategy.n_companions:
             return Fetch(*distinct(delivered))
-        others = self.delivered_others(number)[first:]
+        others = self.delivered_companions(number)[first:]
         rows, inverse = distinct(np.concatenate([delivered, others.ravel()]))
         order, of_others = np.split(inverse, [delivered.size])
         return Fetch(rows, order, of_others.reshape(others.shape))
@@ -409,7 +409,7 @@ class EpochPlan:
         IndexError
             A fetch is outside [0, n_fetches), or a short fetch is requested together with others.
         """
-        size = min(self.fetch_size, self.n_delivered - first * self.fetch_size)
+        size = min(self.fetch_size, self.rows_per_stream - first * self.fetch_size)
         if first < 0 or size <= 0 or (n > 1 and first + n > self.n_whole_fetches):
             msg = (
                 f"fetches {first} to {first + n - 1} were requested, but this epoch has "
@@ -420,21 +420,21 @@ class EpochPlan:
         places = self._places(first, n, self.rank * self.streams_per_rank, size)
         return self._delivered(places, self.rows_at(places % self.n_positions), n)
 
-    def delivered_others(self, number: int) -> NDArray[np.int64]:
+    def delivered_companions(self, number: int) -> NDArray[np.int64]:
         """Return what comes with the rows of a fetch in the order of delivery.
 
         Returns
         -------
-        Rows, int64, shape (rows of a fetch, n_others).
+        Rows, int64, shape (rows of a fetch, n_companions).
         """
-        return self.others_at(self.delivery_order(number, self.rank) % self.n_positions)
+        return self.companions_at(self.delivery_order(number, self.rank) % self.n_positions)
 
     def delivery_order(self, number: int, rank: int) -> NDArray[np.int64]:
         """Return the positions of a rank's fetch in the order of delivery.
 
         Positions from ``n_positions`` on stand for repeated rows.
         """
-        size = min(self.fetch_size, self.n_delivered - number * self.fetch_size)
+        size = min(self.fetch_size, self.rows_per_stream - number * self.fetch_size)
         places = self._places(number, 1, rank * self.streams_per_rank, size)
         return self._delivered(places, places, 1).reshape(-1)
 
@@ -442,10 +442,10 @@ class EpochPlan:
         """Return the rows at positions in [0, n_positions), in the shape of ``positions``."""
         return self._epoch_order()(positions)
 
-    def others_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the others of these rows, shape ``(*positions.shape, n_others)``."""
+    def companions_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the companions of these rows, shape ``(*positions.shape, n_companions)``."""
         order = cast(MatchedOrder, self._epoch_order())
-        return order.others(positions, together=self.fetch_size)
+        return order.companions(positions, together=self.fetch_size)
 
     def _places(self, first: int, n: int, stream: int, size: int) -> NDArray[np.int64]:
         """Return the positions of fetches of ``size`` rows, shape (n * streams_per_rank, size)."""
@@ -528,7 +528,7 @@ class Share:
     def whole_fetch(self, number: int) -> Fetch:
         """Return all rows of a fetch, and the order of the remaining ones."""
         fetch, n = self.plan.fetch(number), self._n_begun(number) * self.plan.minibatch_size
-        others = None if fetch.others is None else fetch.others[n:]
+        others = None if fetch.companions is None else fetch.companions[n:]
         return Fetch(fetch.rows, fetch.order[n:], others)
 
     def _n_begun(self, number: int) -> int:

@@ -279,11 +279,11 @@ class WithNeighbors(WithOthers):
     >>> from cellfeed import Streaming
     >>> strategy = WithNeighbors(Streaming(), np.array([[1], [0], [-1]]))
     >>> order = strategy.epoch_order(n_rows=3, epoch_key=0)
-    >>> order.others(np.array([0, 1, 2]), together=3).tolist()
+    >>> order.companions(np.array([0, 1, 2]), together=3).tolist()
     [[1], [0], [2]]
     """
 
-    others_are = "neighbors"
+    companion_name = "neighbors"
 
     strategy: SamplingStrategy
     neighbors: Neighbors
@@ -292,7 +292,7 @@ class WithNeighbors(WithOthers):
     def __post_init__(self) -> None:
         """Check the neighbours."""
         strategy: Any = self.strategy
-        if not isinstance(strategy, SamplingStrategy) or strategy.n_others:
+        if not isinstance(strategy, SamplingStrategy) or strategy.n_companions:
             msg = f"`strategy` must deliver cells alone, but got {self.strategy!r}"
             raise ParameterError(msg)
         given = np.asarray(self.neighbors)
@@ -312,7 +312,7 @@ class WithNeighbors(WithOthers):
         self._take_block_size()
 
     @property
-    def n_others(self) -> int:
+    def n_companions(self) -> int:
         """Number of neighbours that come with each cell, k."""
         return int(self.neighbors.shape[1])
 
@@ -348,7 +348,7 @@ class _WithNeighbors:
         rows: NDArray[np.int64] = self.order(positions)
         return rows
 
-    def others(self, positions: NDArray[np.int64], *, together: int) -> NDArray[np.int64]:
+    def companions(self, positions: NDArray[np.int64], *, together: int) -> NDArray[np.int64]:
         del together  # neighbours are the same, whatever is read together
         rows = self.order(positions)
         found = self.neighbors[rows].astype(np.int64)

@@ -48,7 +48,7 @@ class StrategyCase:
         Whether epochs differ.
     is_match
         For a strategy with controls or other rows: a function of rows, shape (n,), and of the
-        others, shape (n, n_others), which returns whether each of these may belong to its row.
+        others, shape (n, n_companions), which returns whether each of these may belong to its row.
     """
 
     strategy: SamplingStrategy
@@ -173,15 +173,15 @@ class StrategyConformance:
             plans = [replace(plan, rank=rank) for rank in range(n_ranks)]
             sizes = [plan.delivered_rows(number).size for number in range(plan.n_fetches)]
             assert set(sizes[:-1]) <= {plan.fetch_size}
-            assert sum(sizes) == plan.n_delivered
-            assert plan.n_minibatches == -(-plan.n_delivered // plan.batch_size)
+            assert sum(sizes) == plan.rows_per_stream
+            assert plan.n_minibatches == -(-plan.rows_per_stream // plan.batch_size)
             rows = [_delivered(each) for each in plans]
-            assert [len(each) for each in rows] == [plan.n_delivered] * n_ranks
+            assert [len(each) for each in rows] == [plan.rows_per_stream] * n_ranks
             counts = Counter(row for each in rows for row in each)
             alone = replace(plan, rank=0, world_size=1, drop_last=False)
             visited = Counter(_delivered(alone))
             if plan.drop_last:
-                assert plan.n_delivered % plan.batch_size == 0
+                assert plan.rows_per_stream % plan.batch_size == 0
                 assert visited.total() - counts.total() < n_ranks * plan.batch_size
                 assert counts <= visited
             else:
@@ -233,10 +233,10 @@ class StrategyConformance:
         """What comes with a row matches it, and is the same on any rank and after any stop."""
 
         def check(case: StrategyCase, parameters: dict[str, Any], data: st.DataObject) -> None:
-            plan, n = _plan(case, **parameters), case.strategy.n_others
+            plan, n = _plan(case, **parameters), case.strategy.n_companions
             alone = replace(plan, rank=0, world_size=1, drop_last=False)
             if not n or not alone.n_fetches:
-                assert all(alone.fetch(k).others is None for k in range(alone.n_fetches))
+                assert all(alone.fetch(k).companions is None for k in range(alone.n_fetches))
                 return
             pairs = Counter(_with_others(alone))
             rows, others = (np.array(each) for each in zip(*pairs, strict=True))
@@ -350,8 +350,8 @@ def _with_others(plan: EpochPlan) -> list[tuple[int, tuple[int, ...]]]:
 
 def _pairs(fetch: Fetch) -> list[tuple[int, tuple[int, ...]]]:
     """Return each delivered row with its others."""
-    assert fetch.others is not None
-    rows, others = fetch.rows[fetch.order], fetch.rows[fetch.others]
+    assert fetch.companions is not None
+    rows, others = fetch.rows[fetch.order], fetch.rows[fetch.companions]
     return list(zip(rows.tolist(), map(tuple, others.tolist()), strict=True))
 
 

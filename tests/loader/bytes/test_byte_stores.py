@@ -16,7 +16,7 @@ from tests.servers.faults import Hang, Held, Status
 from tests.servers.web import WebServer
 
 from cellfeed import PathError, RemoteError
-from cellfeed.bytes import StorageOptions, until_left
+from cellfeed.bytes import StorageOptions, set_cancel_events
 from cellfeed.bytes._remote import RemoteObjects, open_object
 from cellfeed.bytes._remote._scheduler import Window, scheduler_of
 from cellfeed.sources import ByteStore, Location
@@ -231,7 +231,7 @@ def test_who_leaves_takes_nothing_from_others(server):
     assert expected is not None
 
     def leaving():
-        until_left(left)
+        set_cancel_events(left)
         came.set()
         with pytest.raises(RemoteError, match="was cancelled"):
             read_all(objects, (7, 10))

@@ -148,8 +148,8 @@ def planned(dataset, epoch=0):
     plan, found = dataset.plan(epoch=epoch), list[list[list[int]]]()
     for fetch in map(plan.fetch, range(plan.n_fetches)):
         rows = fetch.rows[fetch.order][:, None]
-        if fetch.others is not None:
-            rows = np.hstack([rows, fetch.rows[fetch.others]])
+        if fetch.companions is not None:
+            rows = np.hstack([rows, fetch.rows[fetch.companions]])
         found += [rows[k : k + 32].tolist() for k in range(0, len(rows), 32)]
     return found
 
@@ -313,7 +313,7 @@ class TestControls:
             dataset = dataset_of(collection, strategy, batch_size=8, fetch_factor=8)
             fetch = dataset.plan(epoch=0).fetch(0)
             controls = np.flatnonzero(adata.obs["drug"] == "DMSO")
-            places = np.searchsorted(controls, np.unique(fetch.rows[fetch.others]))
+            places = np.searchsorted(controls, np.unique(fetch.rows[fetch.companions]))
             return np.count_nonzero(np.diff(places) > 1) + 1
 
         assert n_runs(16) < n_runs(1) / 2

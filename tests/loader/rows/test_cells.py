@@ -44,4 +44,4 @@ def test_those_that_are_selected_keep_their_others(name: str, which: Any) -> Non
     found = cells_of(rows, **others)[which]
     assert_rows(found, rows[which])
     assert_rows(getattr(found, name), beside(rows[which]))
-    assert set(found.others) == {name}
+    assert set(found.companions) == {name}

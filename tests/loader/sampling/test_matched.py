@@ -120,7 +120,7 @@ class TestConformance(StrategyConformance):
 def controls_of(strategy, n_rows, key, together):
     positions = np.arange(strategy.n_positions(n_rows))
     order = strategy.epoch_order(n_rows=n_rows, epoch_key=key)
-    return order(positions), order.others(positions, together=together)
+    return order(positions), order.companions(positions, together=together)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, "Int64", np.float32, object, "category"])

@@ -77,13 +77,13 @@ CHANGES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
 
 
 def change_while_chunks_are_decoded(monkeypatch: Any, change: Callable[[], Any]) -> None:
-    decode = ChunkReads._work_off
+    decode = ChunkReads._decode_ready
 
     def change_and_decode(*arguments: Any) -> int:
         change()
         return decode(*arguments)
 
-    monkeypatch.setattr(ChunkReads, "_work_off", change_and_decode)
+    monkeypatch.setattr(ChunkReads, "_decode_ready", change_and_decode)
 
 
 def read_in_child(collection, connection) -> None:

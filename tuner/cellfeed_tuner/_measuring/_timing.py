@@ -488,7 +488,7 @@ class DatasetSession(Session):
                 parts += [each.crow_indices(), each.col_indices(), each.values()]
             else:
                 parts.append(each)
-        others = map(self.size_of, minibatch.others.values())
+        others = map(self.size_of, minibatch.companions.values())
         return sum(part.nbytes for part in parts) + sum(others)
 
     def findings(self) -> Findings:

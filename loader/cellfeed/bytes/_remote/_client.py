@@ -32,7 +32,7 @@ from cellfeed.bytes._remote._failures import (
     is_overload,
     may_pass,
 )
-from cellfeed.bytes._store import LOOK_UP_SECONDS, is_awaited
+from cellfeed.bytes._store import LOOK_UP_SECONDS, is_cancelled
 
 _Answer = TypeVar("_Answer")
 
@@ -384,7 +384,7 @@ def answer_of(location: Location, asking: Coroutine[Any, Any, _Answer]) -> _Answ
     future = asyncio.run_coroutine_threadsafe(asking, _started())
     try:
         while not wait([future], LOOK_UP_SECONDS).done:
-            if not is_awaited():
+            if is_cancelled():
                 raise cancelled(location)
         return future.result()
     except CancelledError:  # the process is exiting
@@ -472,6 +472,6 @@ def ask_in_thread(location: Location, ask: Callable[[], _Answer], first: int, st
             raise
         except Exception as error:  # noqa: BLE001 - whatever obstore raises
             pause = retries.pause_after(error)
-        if not is_awaited():
+        if is_cancelled():
             raise cancelled(location)
         time.sleep(pause)

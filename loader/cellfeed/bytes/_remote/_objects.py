@@ -28,7 +28,7 @@ from cellfeed.bytes._remote._scheduler import (
     Request,
     scheduler_of,
 )
-from cellfeed.bytes._store import LOOK_UP_SECONDS, Arrival, ByteStore, is_awaited, joined
+from cellfeed.bytes._store import LOOK_UP_SECONDS, Arrival, ByteStore, is_cancelled, joined
 
 Range = tuple[int, int, int]  # file, first byte and number of bytes
 Content = bytes | memoryview | NDArray[np.uint8] | None
@@ -91,7 +91,7 @@ class Pending:
     def places(self) -> Mapping[Range, Place | Content]:
         """Return where ranges come from; waits only for this machine's disk."""
         while not self._places.done() and not wait([self._places], LOOK_UP_SECONDS).done:
-            if not is_awaited():
+            if is_cancelled():
                 raise cancelled(self._location)
         return self._places.result()
 

@@ -27,7 +27,7 @@ from cellfeed.bytes._remote._client import (
     stores_of,
 )
 from cellfeed.bytes._remote._failures import LengthError, cancelled, is_overload
-from cellfeed.bytes._store import LOOK_UP_SECONDS, is_awaited
+from cellfeed.bytes._store import LOOK_UP_SECONDS, is_cancelled
 
 LARGEST_REQUEST = 1 << 23  # a larger one would arrive late, and occupy memory, as a whole
 # A gap of so many bytes between two ranges is read, too. On the loopback interface, a request costs
@@ -114,7 +114,7 @@ def begin_with_requests(n: int) -> None:
 
 
 @dataclass(slots=True)
-class Counters:
+class RequestCounters:
     """Requests to a store since it was opened.
 
     Parameters
@@ -210,7 +210,7 @@ class Batch:
             The request failed.
         """
         while not self.is_here.done() and not wait([self.is_here], LOOK_UP_SECONDS).done:
-            if self.is_cancelled or not is_awaited():  # others may still be waiting for it
+            if self.is_cancelled or is_cancelled():  # others may still be waiting for it
                 raise cancelled(self.location)
         answer = self._answers[number]
         if isinstance(answer, CellfeedError):
@@ -251,7 +251,7 @@ class Scheduler:
         self._waiting = deque[tuple[Batch, int]]()
         self._n_in_flight = 0
         self._window = Window()
-        self.counters = Counters()
+        self.counters = RequestCounters()
 
     @property
     def limit(self) -> int:

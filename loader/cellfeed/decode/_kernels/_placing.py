@@ -125,8 +125,8 @@ def _apply_steps(row: int, n: int, array: Ints) -> None:
     steps, n_steps = elements(array[fields.STEPS], np.int64), array[fields.N_STEPS]
     for k in range(n_steps):
         number = array[fields.NUMBERS] + 8 * k
-        doubts = array[fields.NUMBERS] + 8 * n_steps
-        call(array[fields.APPLY_STEP], (row, n, steps[k], number, doubts, k))
+        non_counts = array[fields.NUMBERS] + 8 * n_steps
+        call(array[fields.APPLY_STEP], (row, n, steps[k], number, non_counts, k))
 
 
 @compiled("void(CPointer(int64), int64, int64, CPointer(int64))", inner=True)

@@ -242,13 +242,13 @@ def _log1p(values: NDArray[Any], n: int, divisor: float, highest: int) -> int:
 
 
 # A function that applies a step to a row takes the address of the values, and their number; the
-# kind of the step; the addresses of its number, and of what `_count_doubts` takes; and the place of
-# the step among all of them.
+# kind of the step; the addresses of its number, and of what `_count_non_counts` takes; and
+# the place of the step among all of them.
 _STEP_SIGNATURE = types.int64(*[types.int64] * 6)
 
 
 @compiled("void(int64, int64, int64)", inner=True)
-def _count_doubts(counters_at: int, n_undefined: int, n_fractional: int) -> None:
+def _count_non_counts(counters_at: int, n_undefined: int, n_fractional: int) -> None:
     """Add to the two counters at an address that follows the numbers of steps."""
     counters = elements(counters_at, np.int64)[0]
     if n_undefined:
@@ -258,7 +258,7 @@ def _count_doubts(counters_at: int, n_undefined: int, n_fractional: int) -> None
 
 
 @compiled_callback(_STEP_SIGNATURE)
-def _apply_to_floats(row, n, kind, number_at, doubts, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _apply_to_floats(row, n, kind, number_at, non_counts, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """Apply a step that needs no columns to a row of float32."""
     values, number = elements(row, np.float32), elements(number_at, np.float64)[0]
     if kind == fields.BINARIZED:
@@ -277,12 +277,12 @@ def _apply_to_floats(row, n, kind, number_at, doubts, place):  # type: ignore[no
     else:
         n_undefined = _log1p(values, n, divisor, highest)
     is_fractional = kind != fields.LOG1P and place == 0 and math.floor(total) != total
-    _count_doubts(doubts, n_undefined, is_fractional)
+    _count_non_counts(non_counts, n_undefined, is_fractional)
     return 0
 
 
 @compiled_callback(_STEP_SIGNATURE)
-def _apply_to_doubles(row, n, kind, number_at, doubts, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _apply_to_doubles(row, n, kind, number_at, non_counts, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """Apply a step that needs no columns to a row of float64."""
     values, number = elements(row, np.float64), elements(number_at, np.float64)[0]
     if kind == fields.BINARIZED:
@@ -299,7 +299,7 @@ def _apply_to_doubles(row, n, kind, number_at, doubts, place):  # type: ignore[n
     else:
         n_undefined = _log1p_exactly(values, n, divisor)
     is_fractional = kind != fields.LOG1P and place == 0 and math.floor(total) != total
-    _count_doubts(doubts, n_undefined, is_fractional)
+    _count_non_counts(non_counts, n_undefined, is_fractional)
     return 0
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cellfeed._errors import FormatError
 from cellfeed._lazy import pd
 from cellfeed._runs import Runs, count_rows, expand
-from cellfeed.bytes import threads_until_left
+from cellfeed.bytes import cancellable_threads
 from cellfeed.bytes._tables import Tables, are_many
 from cellfeed.decode import ChunkedArray, Decoder, SlowRead, can_cast
 from cellfeed.machine import usable_cpu_count
@@ -63,9 +63,9 @@ class StoredMatrix(StoredElement):
         own = {
             key: value.str if isinstance(value, np.dtype) else value
             for key, value in self.__getstate__().items()
-            if key not in ("_file", "location", "_twin")
+            if key not in ("_file", "location", "_shares_indices_with")
         }
-        is_alone = self.__dict__.get("_twin") is None
+        is_alone = self.__dict__.get("_shares_indices_with") is None
         return own if is_alone and self._slow_read is None else None
 
     @classmethod
@@ -197,7 +197,7 @@ class StoredCsr(StoredMatrix):
     layout: Layout = "csr"
     _row_pointer: NDArray[np.int64] | None = None
     _unchecked_pointer: NDArray[Any] | None = None  # until they are checked
-    _twin: StoredCsr | None = None
+    _shares_indices_with: StoredCsr | None = None
 
     def __init__(self, file: AnnDataFile, element: str, var: str | None, obs: str = "obs") -> None:
         super().__init__(file, element, var, obs)
@@ -247,7 +247,7 @@ class StoredCsr(StoredMatrix):
         if self.shape == other.shape and all(
             map(self._file.are_same, self._array_names[:2], other._array_names[:2])
         ):
-            self._twin = other
+            self._shares_indices_with = other
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_row_pointer": None, "_unchecked_pointer": None}
@@ -309,8 +309,8 @@ class StoredCsr(StoredMatrix):
             raise FormatError(msg)
 
     def _chunked(self, name: str) -> ChunkedArray | None:
-        if self._twin is not None and name != "data":
-            return self._twin._chunked(name)  # noqa: SLF001 - of the same class
+        if self._shares_indices_with is not None and name != "data":
+            return self._shares_indices_with._chunked(name)  # noqa: SLF001 - of the same class
         return self._chunked_array(f"{self._element}/{name}")
 
     def _is_zero_where_lost(self, name: str) -> bool:
@@ -338,8 +338,8 @@ class StoredCsr(StoredMatrix):
         return integers
 
     def _pointer(self) -> NDArray[np.int64]:
-        if self._twin is not None:
-            return self._twin._pointer()  # noqa: SLF001 - of the same class
+        if self._shares_indices_with is not None:
+            return self._shares_indices_with._pointer()  # noqa: SLF001 - of the same class
         if self._row_pointer is None:
             name = f"{self._element}/indptr"
             what = f"row pointer of {self.shape[0]} rows to {self._n_elements}"
@@ -378,7 +378,7 @@ class StoredCsr(StoredMatrix):
             first, count = np.zeros(1, np.int64), np.array([pointer.size], np.int64)
             reads = stored.reads_of_ranges(first, count, first, pointer.dtype)
             num_threads = max(1, min(reads.n_chunks, usable_cpu_count()))
-            with threads_until_left(num_threads, "cellfeed-tables") as threads:
+            with cancellable_threads(num_threads, "cellfeed-tables") as threads:
                 reads.run(np.array([pointer.ctypes.data], np.int64), Decoder(threads, num_threads))
             return pointer
 

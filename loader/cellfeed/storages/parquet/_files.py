@@ -24,11 +24,11 @@ from cellfeed.bytes import (
     Location,
     RemoteObjects,
     Version,
+    cancellable_threads,
     identity,
     open_object,
     removed,
     replaced,
-    threads_until_left,
 )
 from cellfeed.extending import ColumnError, FormatError, PathError, pd
 from cellfeed.sources import failures_named
@@ -223,7 +223,7 @@ class ParquetFiles:
         if len(numbers) == 1:
             yield read(0)
             return
-        with threads_until_left(_AT_ONCE, "cellfeed-open") as threads:
+        with cancellable_threads(_AT_ONCE, "cellfeed-open") as threads:
             yield from threads.map(read, numbers)
 
     def row_groups(self, columns: Sequence[str], *, are_lists: bool) -> RowGroups:

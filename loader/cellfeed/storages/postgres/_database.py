@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
-from cellfeed.bytes import Location, is_awaited
+from cellfeed.bytes import Location, is_cancelled
 from cellfeed.extending import CellfeedError, ParameterError, RemoteError, one_line
 from cellfeed.rows import Layout
 from cellfeed.sources import library
@@ -105,7 +105,7 @@ class Database:
                 return ask()
             except (driver.Error, TimeoutError) as error:
                 is_late = time.monotonic() - began > self.retry_seconds
-                if not may_pass(error) or is_late or not is_awaited():
+                if not may_pass(error) or is_late or is_cancelled():
                     raise self.failure(error, what) from None
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -159,7 +159,7 @@ def _unless_silent(steps: Any, seconds: float) -> Generator[Any, Any, Any]:
             ready = yield wanted
             if ready:
                 heard = time.monotonic()
-            elif time.monotonic() - heard > seconds or not is_awaited():
+            elif time.monotonic() - heard > seconds or is_cancelled():
                 raise TimeoutError(f"no answer in {time.monotonic() - heard:.0f} s")
             wanted = steps.send(ready)
     except StopIteration as end:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.bytes import LOOK_UP_SECONDS, Location, digest_of, is_awaited
+from cellfeed.bytes import LOOK_UP_SECONDS, Location, digest_of, is_cancelled
 from cellfeed.extending import FormatError, ParameterError, PathError, RemoteError, one_line, pd
 from cellfeed.rows import CsrRows
 from cellfeed.sources import OpenedPerProcess, Runs, Source, Storage, StoredElement, expand
@@ -153,7 +153,7 @@ class PendingRows:
         rows = list[bytes]()
         for part in self.parts:
             while not wait([part], LOOK_UP_SECONDS).done:
-                if not is_awaited():
+                if is_cancelled():
                     msg = f"{self._location}: reading was cancelled, since the process is exiting"
                     raise RemoteError(msg)
             try:
