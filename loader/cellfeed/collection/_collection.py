@@ -505,9 +505,9 @@ class Collection:
         A data frame with one row for each element of each of the `locations`, and the columns
         ``location``, ``element``, ``n_cells``, ``layout`` ("csr", "dense" or "ragged"), ``dtype``,
         ``codec`` ("gzip 4"), ``chunk_shape`` (of the values; None if they are contiguous),
-        ``rows_per_chunk`` (on average), ``is_fast`` (whether cellfeed's own threads decode chunks)
-        and ``reason`` (why they do not, such as "through h5py: filter blosc2 is not supported";
-        else None).
+        ``rows_per_chunk`` (on average), ``is_fast`` (False if cellfeed's threads decode chunks of
+        such storage, but not these) and ``reason`` (why, such as "through h5py: filter blosc2 is
+        not supported"; else None).
 
         Examples
         --------

@@ -589,7 +589,7 @@ class CellDataset(ResumableDataset):
     def _share(self, beginning: Beginning, first: int = 0, step: int = 1) -> Share:
         n_delivered = beginning.position.progress.n_minibatches
         plan = self._plan_of(beginning)
-        return plan.share(worker=first, num_workers=step, n_delivered=n_delivered)
+        return plan.share(first=first, step=step, n_delivered=n_delivered)
 
     def _minibatches(self, beginning: Beginning) -> Minibatches:
         return self.delivered(self._share(beginning))

@@ -380,7 +380,7 @@ class ChunkedArray:
         starts, counts
             Ascending, disjoint ranges of elements, int64, shape (n,).
         destinations
-            Destination address of each range, int64, shape (n,).
+            Destination of each range, int64, shape (n,); `ChunkReads.run` binds it to memory.
         out_dtype
             Dtype at the destinations.
         index_limit
@@ -425,7 +425,7 @@ class ChunkedArray:
         rows
             Ascending rows, int64, shape (n,).
         destinations
-            Destination address of each row, int64, shape (n,).
+            Destination of each row, int64, shape (n,); `ChunkReads.run` binds it to memory.
         out_dtype
             Dtype at the destinations.
         column_map
@@ -478,7 +478,7 @@ class ChunkedArray:
         selected
             The selected elements of each row.
         destinations
-            Destination address of each row, int64, shape (n_rows,).
+            Destination of each row, int64, shape (n_rows,); `ChunkReads.run` binds it.
         out_dtype
             Dtype at the destinations.
         """
@@ -701,7 +701,7 @@ class RowRanges:
         rows
             Ascending rows, int64, shape (n,).
         destinations
-            Destination address of each row, int64, shape (n,).
+            Destination of each row, int64, shape (n,); `ChunkReads.run` binds it to memory.
         out_dtype
             Dtype at the destinations.
         """

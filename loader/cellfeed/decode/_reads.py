@@ -132,7 +132,7 @@ class DecodeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkReads:
-    """Tables for `kernels.decode`, which describes their columns.
+    """Tables for `kernels.decode`; `_kernels/_fields.py` names their columns.
 
     Parameters
     ----------

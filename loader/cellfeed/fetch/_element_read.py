@@ -120,7 +120,7 @@ class PartRows:
         nowhere = np.zeros(self.part.rows.size, np.int64)
         dtypes = [np.dtype(np.int64), self.chunks.dtype]
         target = RowTarget(lengths=nowhere, destinations=[nowhere, nowhere], dtypes=dtypes)
-        reads, _ = self.requests(target, None)
+        reads, _ = self.reads_and_placements(target, None)
         return reads if self.indices is None else [self.indices, reads[-1]]
 
     def read(self, n_columns: int, decoder: Decoder) -> "PartRows":
@@ -158,7 +158,7 @@ class PartRows:
         extents = self.extents.selected(selected.lengths)
         return replace(self, lengths=extents.lengths, extents=extents, selected=selected)
 
-    def requests(
+    def reads_and_placements(
         self, target: RowTarget, steps: ValueSteps | None
     ) -> tuple[list[ChunkReads], list[Placement]]:
         """Return the reads of chunks, and the rows that are placed in another way.
@@ -240,7 +240,7 @@ def _with_columns(part: Part, rows: CsrRows, columns: NDArray[np.int32], n: int)
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RowLayout:
-    """The groups of an element whose destinations are known, and the requests that fill them.
+    """The groups of an element whose destinations are known, and the reads that fill them.
 
     Parameters
     ----------
@@ -368,7 +368,7 @@ class ElementRead:
         )
         reads, placed = list[ChunkReads](), list[Placement]()
         for each in rows:
-            own = each.requests(target[each.part.positions], self.steps)
+            own = each.reads_and_placements(target[each.part.positions], self.steps)
             reads, placed = reads + own[0], placed + own[1]
         maps = [each.part.column_map for each in rows]
         lack_columns = not all(each is None or each.covers for each in maps)

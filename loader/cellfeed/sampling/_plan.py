@@ -374,21 +374,21 @@ class EpochPlan:
         order, of_others = np.split(inverse, [delivered.size])
         return Fetch(rows, order, of_others.reshape(others.shape))
 
-    def share(self, *, worker: int = 0, num_workers: int = 1, n_delivered: int = 0) -> "Share":
+    def share(self, *, first: int = 0, step: int = 1, n_delivered: int = 0) -> "Share":
         """Return the fetches that one worker of this rank reads.
 
         Parameters
         ----------
-        worker, num_workers
-            Number of the worker, and the number of workers; each takes every n-th fetch of those
-            that are left.
+        first, step
+            First of the fetches that are left, from 0, and the distance to the next: each of n
+            workers takes every n-th.
         n_delivered
             Number of minibatches that the rank has already delivered.
         """
         if n_delivered >= self.n_minibatches:  # also where the last fetch, a short one, ended
             return Share(self, range(0), n_delivered)
-        first = n_delivered // self.fetch_factor + worker
-        return Share(self, range(first, self.n_fetches, num_workers), n_delivered)
+        begin = n_delivered // self.fetch_factor + first
+        return Share(self, range(begin, self.n_fetches, step), n_delivered)
 
     def delivered_rows(self, first: int, n: int = 1) -> NDArray[np.int64]:
         """Return the rows of ``n`` consecutive fetches in the order of delivery.

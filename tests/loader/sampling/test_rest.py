@@ -46,7 +46,7 @@ def _in_order(plan: EpochPlan, num_workers: int, n_delivered: int = 0) -> list[l
     fetches = {
         number: [*_of_share(share, number)]
         for k in range(num_workers)
-        for share in [plan.share(worker=k, num_workers=num_workers, n_delivered=n_delivered)]
+        for share in [plan.share(first=k, step=num_workers, n_delivered=n_delivered)]
         for number in share.numbers
     }
     return [each for number in sorted(fetches) for each in fetches[number]]
