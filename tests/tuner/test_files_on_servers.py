@@ -196,6 +196,7 @@ def test_states_of_caches_are_for_files_here_and_remote_for_those_on_servers(ser
         autotune(collection, label="plate", cache="remote", **SMALL)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [

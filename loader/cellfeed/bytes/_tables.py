@@ -47,7 +47,7 @@ def _encoded(key: bytes, tables: Tables) -> list[Any]:
             "tables": [[name, table.dtype.str, table.size] for name, table in tables.items()],
         }
     ).encode()
-    contents = (np.ascontiguousarray(table).view(np.uint8) for table in tables.values())
+    contents = (np.ravel(table).view(np.uint8) for table in tables.values())
     parts = list[Any]()
     for part in (_HEAD.pack(_MARK, 0, len(described)) + described, *contents):
         parts += [part, bytes(_padded(len(part)) - len(part))]
