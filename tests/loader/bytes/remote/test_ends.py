@@ -1,5 +1,6 @@
 """Ctrl-C, the end of the process and forks, while a server hangs."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,16 @@ PATIENT = {"client_options": {"read_timeout": "10m", "connect_timeout": "10m", "
 NOISE = ["Fatal", "Segmentation", "Exception ignored", "never retrieved", "was destroyed", "abort"]
 
 
+@pytest.fixture
+def logging_goes_on():
+    """Release the lock of logging: Ctrl-C just after it was taken leaves it to this thread."""
+    yield
+    lock: Any = logging._lock  # type: ignore[attr-defined]
+    while lock._is_owned():
+        lock.release()
+
+
+@pytest.mark.usefixtures("logging_goes_on")
 @pytest.mark.parametrize("way", [*WAYS, "metadata"])
 @pytest.mark.parametrize("kind", [*KINDS, SHARDED])
 def test_interrupted(server, kind, way):
