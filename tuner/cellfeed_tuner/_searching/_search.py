@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # they load Optuna
 PROFILE_SHARE = 0.5
 # Pairs that are timed however little of the budget they leave. Chosen.
 FEWEST_TIMED = 3
+# Times as long as alone, from which on a machine is busy. Chosen: half of the processors are taken.
+BUSY_SLOWDOWN = 2.0
 # Probability of being better than the leader from which on a configuration may be the best, and
 # most of the budget that a first timing may take of one that may, and of one that may not. Chosen:
 # most take a hundredth.
@@ -195,7 +197,7 @@ class Search:
     def _next_pair(self) -> Configuration | None:
         """Return the pair of sizes to time for the first time: what it may gain for its time.
 
-        Until one has delivered, the widest of which a fetch is expected in time.
+        Until one has delivered, the widest; on a busy machine, of those expected in time.
         """
         timed, candidates = self.measurements, self._model.candidates
         fewest = min((each.num_workers for each in candidates), default=0)
@@ -205,9 +207,8 @@ class Search:
         is_one_of_few = not n or (n < FEWEST_TIMED and budget.left > 0)
         new = [each for each in new if is_one_of_few or self._affords(each)]
         if not timed.has_delivered():
-            return max(
-                new, key=lambda e: (self._affords(e), e.fetch_factor, e.block_size), default=None
-            )
+            in_time = [e for e in new if timed.slowdown < BUSY_SLOWDOWN or self._affords(e)]
+            return max(in_time or new, key=lambda e: (e.fetch_factor, e.block_size), default=None)
         if not new or (budget.left_until(PROFILE_SHARE) <= 0 and not is_one_of_few):
             return None
         if (proposed := self._trials.propose(self._accepts)) is not None:
