@@ -40,7 +40,7 @@ _ALIGNMENT = 64
 
 
 def _encoded(key: bytes, tables: Tables) -> list[Any]:
-    """Return a file of one-dimensional tables in parts, without its checksum in the first."""
+    """Return a file of tables in parts, without its checksum in the first; shapes are lost."""
     described = json.dumps(
         {
             "key": key.decode(),

@@ -638,21 +638,21 @@ class CellDataset(ResumableDataset):
                     yield from self._taken(next(groups).to_scipy(), fetch, share.plan)
                     continue
                 read = reader.finished(groups, dense=self.dense, key=key)
-                for cells in self._with_others(read):
+                for cells in self._with_companions(read):
                     # Memory is free, and tensors are gone, as soon as the consumer drops them.
                     delivered = [self._made(cells)]
                     self._counters.add(Counter.CELLS, len(cells.rows))
                     del cells
                     yield delivered.pop()
 
-    def _with_others(self, groups: Iterator[Cells]) -> Iterator[Cells]:
-        """Join each minibatch with the others of its cells, if they have any, which follow it."""
+    def _with_companions(self, groups: Iterator[Cells]) -> Iterator[Cells]:
+        """Join each minibatch with the companions of its cells, which follow it, if any."""
         if not self.strategy.n_companions:
             yield from groups
         for cells in groups:
-            others: dict[str, Any] = {self.strategy.companion_name: next(groups)}
-            joined = [replace(cells, **others)]
-            del cells, others
+            companions: dict[str, Any] = {self.strategy.companion_name: next(groups)}
+            joined = [replace(cells, **companions)]
+            del cells, companions
             yield joined.pop()
 
     def _reader(self) -> Reader:
@@ -696,21 +696,21 @@ class CellDataset(ResumableDataset):
                 fetched = self.fetch_transform(fetched)
         for start in range(0, fetch.order.size, plan.minibatch_size):
             here = slice(start, start + plan.minibatch_size)
-            others = None if fetch.companions is None else fetch.companions[here].ravel()
+            companions = None if fetch.companions is None else fetch.companions[here].ravel()
             # Kept by nobody but the consumer: torch ends the process where a tensor goes with this
             # frame, in a thread of its own, while Python shuts down.
-            yield self._minibatch(fetched, fetch.order[here], others)
+            yield self._minibatch(fetched, fetch.order[here], companions)
 
     def _minibatch(
-        self, fetched: Any, indices: NDArray[np.intp], others: NDArray[np.intp] | None
+        self, fetched: Any, indices: NDArray[np.intp], companions: NDArray[np.intp] | None
     ) -> Any:
         with self._counters.wall_time(
             Counter.PLACING if self._is_taken_here else Counter.FUNCTIONS
         ):
             batch = self._taken_from(fetched, indices)
-        if others is not None:
+        if companions is not None:
             _parameters.require_cells(batch)
-            batch = replace(batch, **{self.strategy.companion_name: fetched[others]})
+            batch = replace(batch, **{self.strategy.companion_name: fetched[companions]})
         self._counters.add(Counter.CELLS, len(indices))
         return self._made(batch, dense=self.dense) if isinstance(batch, Cells) else batch
 
@@ -732,5 +732,7 @@ def _made_dense(cells: Cells) -> Cells:
         name: each.toarray() if isinstance(each, sp.csr_array) else each
         for name, each in cells.elements.items()
     }
-    others: dict[str, Any] = {name: _made_dense(each) for name, each in cells.companions.items()}
-    return replace(cells, elements=elements, **others)
+    companions: dict[str, Any] = {
+        name: _made_dense(each) for name, each in cells.companions.items()
+    }
+    return replace(cells, elements=elements, **companions)

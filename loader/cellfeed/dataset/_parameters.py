@@ -110,7 +110,7 @@ def require_that_they_apply(collection: Any, *, is_read_here: bool, **given: obj
 
 
 def require_taken_here(collection: Any, *, is_taken_here: bool) -> None:
-    """Check that others can be delivered beside the cells of a minibatch.
+    """Check that companions can be delivered beside the cells of a minibatch.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def require_taken_here(collection: Any, *, is_taken_here: bool) -> None:
 
 
 def require_cells(batch: object) -> None:
-    """Check that a minibatch can have others.
+    """Check that a minibatch can have companions.
 
     Raises
     ------

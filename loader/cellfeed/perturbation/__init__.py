@@ -441,9 +441,8 @@ class _Division:
                 raise self._stated.refused(section, msg)
         self._hold_out(there & self._table["name"].isin(names), part, section)
         known = dict.fromkeys(self._table["name"][there])
-        containing = defaultdict[str | None, set[str]](
-            set
-        )  # conditions, by each of their perturbations
+        # Conditions, by each of their perturbations.
+        containing = defaultdict[str | None, set[str]](set)
         for each in known:
             for member in self._members(each):
                 containing[member].add(each)

@@ -468,13 +468,14 @@ class Cells(ByElement):
         elements = {name: each[which] for name, each in self.elements.items()}
         obs = {name: values[which] for name, values in self.obs.items()}
         names = None if self.obs_names is None else self.obs_names[which]
-        others = {
-            name: each[self._rows_of_others(which, each)] for name, each in self.companions.items()
+        companions = {
+            name: each[self._rows_of_companions(which, each)]
+            for name, each in self.companions.items()
         }
-        return Cells(elements, obs, self.rows[which], names, **others)
+        return Cells(elements, obs, self.rows[which], names, **companions)
 
-    def _rows_of_others(self, which: NDArray[np.intp], others: Cells) -> NDArray[np.intp]:
-        n_each = len(others) // max(1, len(self))
+    def _rows_of_companions(self, which: NDArray[np.intp], companions: Cells) -> NDArray[np.intp]:
+        n_each = len(companions) // max(1, len(self))
         first = np.arange(len(self))[which] * n_each
         return (first[:, None] + np.arange(n_each)).ravel()
 
@@ -484,8 +485,8 @@ class Cells(ByElement):
             name: each.to_scipy() if isinstance(each, CsrRows) else each
             for name, each in self.elements.items()
         }
-        others = {name: each.to_scipy() for name, each in self.companions.items()}
-        return Cells(elements, self.obs, self.rows, self.obs_names, **others)
+        companions = {name: each.to_scipy() for name, each in self.companions.items()}
+        return Cells(elements, self.obs, self.rows, self.obs_names, **companions)
 
     def to_torch(self, *, dense: bool = False) -> Minibatch:
         """Return the same cells as tensors, which share memory with the arrays where possible.
@@ -507,5 +508,5 @@ class Cells(ByElement):
         from cellfeed.rows._minibatch import minibatch_of  # noqa: PLC0415 - it imports torch
 
         made = minibatch_of(self.elements, self.obs, self.rows, self.obs_names, dense=dense)
-        others = {name: each.to_torch(dense=dense) for name, each in self.companions.items()}
-        return replace(made, **others) if others else made
+        companions = {name: each.to_torch(dense=dense) for name, each in self.companions.items()}
+        return replace(made, **companions) if companions else made

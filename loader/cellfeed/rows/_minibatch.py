@@ -182,8 +182,8 @@ def _mapped(minibatch: Minibatch, function: Callable[[torch.Tensor], torch.Tenso
         for name, each in minibatch.items()
     }
     obs = {name: function(tensor) for name, tensor in minibatch.obs.items()}
-    others = {name: _mapped(each, function) for name, each in minibatch.companions.items()}
-    return Minibatch(elements, obs, function(minibatch.rows), minibatch.obs_names, **others)
+    companions = {name: _mapped(each, function) for name, each in minibatch.companions.items()}
+    return Minibatch(elements, obs, function(minibatch.rows), minibatch.obs_names, **companions)
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
@@ -218,10 +218,10 @@ def _made_dense(minibatch: Minibatch) -> Minibatch:
     elements = {
         name: each.to_dense() if _is_sparse(each) else each for name, each in minibatch.items()
     }
-    others: dict[str, Any] = {
+    companions: dict[str, Any] = {
         name: _made_dense(each) for name, each in minibatch.companions.items()
     }
-    return replace(minibatch, elements=elements, **others)
+    return replace(minibatch, elements=elements, **companions)
 
 
 def minibatch_of(

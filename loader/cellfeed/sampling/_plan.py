@@ -168,7 +168,7 @@ class Fetch:
         ``rows[order]`` are the rows in the order of delivery, intp, shape (n_delivered,). It is
         longer than ``rows`` if a row is delivered twice.
     companions
-        ``rows[others]`` are the companions of each of these, intp, shape (n_delivered,
+        ``rows[companions]`` are the companions of each of these, intp, shape (n_delivered,
         n_companions); None if the strategy has none.
     """
 
@@ -369,10 +369,10 @@ class EpochPlan:
         delivered = self.delivered_rows(number)[0, first:]
         if not self.strategy.n_companions:
             return Fetch(*distinct(delivered))
-        others = self.delivered_companions(number)[first:]
-        rows, inverse = distinct(np.concatenate([delivered, others.ravel()]))
-        order, of_others = np.split(inverse, [delivered.size])
-        return Fetch(rows, order, of_others.reshape(others.shape))
+        companions = self.delivered_companions(number)[first:]
+        rows, inverse = distinct(np.concatenate([delivered, companions.ravel()]))
+        order, of_companions = np.split(inverse, [delivered.size])
+        return Fetch(rows, order, of_companions.reshape(companions.shape))
 
     def share(self, *, first: int = 0, step: int = 1, n_delivered: int = 0) -> "Share":
         """Return the fetches that one worker of this rank reads.
@@ -528,8 +528,8 @@ class Share:
     def whole_fetch(self, number: int) -> Fetch:
         """Return all rows of a fetch, and the order of the remaining ones."""
         fetch, n = self.plan.fetch(number), self._n_begun(number) * self.plan.minibatch_size
-        others = None if fetch.companions is None else fetch.companions[n:]
-        return Fetch(fetch.rows, fetch.order[n:], others)
+        companions = None if fetch.companions is None else fetch.companions[n:]
+        return Fetch(fetch.rows, fetch.order[n:], companions)
 
     def _n_begun(self, number: int) -> int:
         """Return how many minibatches of a fetch have already been delivered."""

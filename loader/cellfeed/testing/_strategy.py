@@ -47,8 +47,8 @@ class StrategyCase:
     is_random
         Whether epochs differ.
     is_match
-        For a strategy with controls or other rows: a function of rows, shape (n,), and of the
-        others, shape (n, n_companions), which returns whether each of these may belong to its row.
+        For a strategy with controls or other companions: a function of rows, shape (n,), and of
+        theirs, shape (n, n_companions), which returns whether each of these may belong to its row.
     """
 
     strategy: SamplingStrategy
@@ -238,15 +238,17 @@ class StrategyConformance:
             if not n or not alone.n_fetches:
                 assert all(alone.fetch(k).companions is None for k in range(alone.n_fetches))
                 return
-            pairs = Counter(_with_others(alone))
-            rows, others = (np.array(each) for each in zip(*pairs, strict=True))
+            pairs = Counter(_with_companions(alone))
+            rows, companions = (np.array(each) for each in zip(*pairs, strict=True))
             assert case.is_match is not None, "the case has no `is_match`"
-            assert others.shape == (rows.size, n)
-            assert case.is_match(rows, others).all()
+            assert companions.shape == (rows.size, n)
+            assert case.is_match(rows, companions).all()
             for rank in range(plan.world_size):
-                assert set(_with_others(replace(plan, rank=rank))) <= set(pairs)
+                assert set(_with_companions(replace(plan, rank=rank))) <= set(pairs)
             n_done = data.draw(st.integers(0, alone.n_minibatches - 1))
-            left = Counter(_with_others(replace(alone, after=(Progress(n_minibatches=n_done),))))
+            left = Counter(
+                _with_companions(replace(alone, after=(Progress(n_minibatches=n_done),)))
+            )
             share = alone.share(n_delivered=n_done)
             assert left == Counter(pair for k in share.numbers for pair in _pairs(share.fetch(k)))
 
@@ -344,15 +346,15 @@ def _delivered(plan: EpochPlan) -> list[int]:
     return [row for k in range(plan.n_fetches) for row in plan.delivered_rows(k)[0].tolist()]
 
 
-def _with_others(plan: EpochPlan) -> list[tuple[int, tuple[int, ...]]]:
+def _with_companions(plan: EpochPlan) -> list[tuple[int, tuple[int, ...]]]:
     return [pair for k in range(plan.n_fetches) for pair in _pairs(plan.fetch(k))]
 
 
 def _pairs(fetch: Fetch) -> list[tuple[int, tuple[int, ...]]]:
-    """Return each delivered row with its others."""
+    """Return each delivered row with its companions."""
     assert fetch.companions is not None
-    rows, others = fetch.rows[fetch.order], fetch.rows[fetch.companions]
-    return list(zip(rows.tolist(), map(tuple, others.tolist()), strict=True))
+    rows, companions = fetch.rows[fetch.order], fetch.rows[fetch.companions]
+    return list(zip(rows.tolist(), map(tuple, companions.tolist()), strict=True))
 
 
 def _in_sets(plan: EpochPlan) -> list[tuple[int, ...]]:

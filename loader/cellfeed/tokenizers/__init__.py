@@ -40,7 +40,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.decode import Counters
-from cellfeed.extending import FormatError, ParameterError, PathError, one_line, require_positive
+from cellfeed.extending import (
+    FormatError,
+    ParameterError,
+    PathError,
+    one_line,
+    require_one_of,
+    require_positive,
+)
 from cellfeed.fetch import ReplaceRows, RowTransform
 from cellfeed.rows import Element
 from cellfeed.tokenizers._made import ElementTokens, genes_of
@@ -286,7 +293,7 @@ class Tokenizer(RowTransform):
         """Check the parameters."""
         self._set("vocabulary", Vocabulary.of(self.vocabulary))
         self._set("max_length", require_positive("max_length", self.max_length))
-        _require_one_of("padding", self.padding, ("longest", "max_length", None))
+        require_one_of("padding", self.padding, ("longest", "max_length", None))
         self._set("pad", self._token("pad"))
         for name in ("cls", "eos"):
             if getattr(self, name, None) is not None:
@@ -553,8 +560,8 @@ class BinnedValues(Tokenizer):
         if require_positive("n_bins", self.n_bins) < _LEAST_BINS:
             msg = f"`n_bins >= 2` must hold, but got n_bins={self.n_bins}"
             raise ParameterError(msg)
-        _require_one_of("subset", self.subset, ("random", "top"))
-        _require_one_of("genes", self.genes, get_args(Genes))
+        require_one_of("subset", self.subset, ("random", "top"))
+        require_one_of("genes", self.genes, get_args(Genes))
 
     def __repr__(self) -> str:
         return f"BinnedValues({len(self.vocabulary):,} tokens, max_length={self.max_length})"
@@ -599,7 +606,7 @@ class GeneSubset(Tokenizer):
     def __post_init__(self) -> None:
         """Check the parameters."""
         super().__post_init__()
-        _require_one_of("genes", self.genes, get_args(Genes))
+        require_one_of("genes", self.genes, get_args(Genes))
 
     def __repr__(self) -> str:
         return f"GeneSubset({len(self.vocabulary):,} tokens, max_length={self.max_length})"
@@ -766,12 +773,6 @@ _LEAST_BINS = 2
 def _require_share(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         msg = f"`0 < {name} <= 1` must hold, but got {name}={value!r}"
-        raise ParameterError(msg)
-
-
-def _require_one_of(name: str, value: Any, choices: Sequence[Any]) -> None:
-    if value not in choices:
-        msg = f"`{name}` must be one of {', '.join(map(repr, choices))}, but got {value!r}"
         raise ParameterError(msg)
 
 

@@ -81,26 +81,7 @@ class ElementTokens:
     def __call__(
         self, rows: CsrRows | NDArray[Any], numbers: NDArray[np.int64], key: int, pool: BufferPool
     ) -> dict[str, Any]:
-        """Return what a minibatch has in place of the element, by name.
-
-        Parameters
-        ----------
-        rows
-            Rows of float32 or float64, sparse or dense.
-        numbers
-            Row of each in the collection.
-        key
-            Key of the epoch, for what is drawn.
-        pool
-            Memory.
-
-        Raises
-        ------
-        FormatError
-            A value is negative or not finite.
-        ParameterError
-            A user's function returned a wrong number of tokens.
-        """
+        """Return what a minibatch has in place of the element, by name; see `ReplaceRows`."""
         n_rows, longest = len(numbers), self._tokenizer.max_length
         n, masking = n_rows * longest, self._settings[fields.MASKING]
         parts: dict[str, np.dtype[Any]] = {"tokens": _INT64}
