@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,12 @@ def test_the_fastest_feasible_configuration_is_found(floor):
 @pytest.mark.parametrize(("busy", "widest"), [(0.0, 256), (0.9, 16)])
 def test_the_first_is_the_widest_of_which_a_fetch_is_expected_in_time(busy, widest):
     assert search(busy=busy).asked[0].fetch_factor == widest
+
+
+def test_after_a_fetch_that_did_not_end_a_narrower_one_is_timed():
+    """A fetch that is as long does not end either, and there is a budget for a few."""
+    widths = [each.fetch_factor for each in search(slower=100.0).asked[:4]]
+    assert all(next_ <= width / 2 for width, next_ in pairwise(widths)), widths
 
 
 def test_every_feasible_pair_is_timed_and_the_best_with_each_number_of_workers():

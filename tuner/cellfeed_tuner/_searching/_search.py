@@ -197,7 +197,8 @@ class Search:
     def _next_pair(self) -> Configuration | None:
         """Return the pair of sizes to time for the first time: what it may gain for its time.
 
-        Until one has delivered, the widest; on a busy machine, of those expected in time.
+        Until one has delivered, the widest that is expected in time; the first of all is the
+        widest, unless the machine is busy.
         """
         timed, candidates = self.measurements, self._model.candidates
         fewest = min((each.num_workers for each in candidates), default=0)
@@ -205,10 +206,13 @@ class Search:
         # However little time there is, something is timed, and a few while there is any.
         n, budget = len(timed), timed.budget
         is_one_of_few = not n or (n < FEWEST_TIMED and budget.left > 0)
-        new = [each for each in new if is_one_of_few or self._affords(each)]
+        in_time = [each for each in new if self._affords(each)]
+        if n or timed.slowdown >= BUSY_SLOWDOWN:
+            new = in_time or (new if is_one_of_few else [])
         if not timed.has_delivered():
-            in_time = [e for e in new if timed.slowdown < BUSY_SLOWDOWN or self._affords(e)]
-            return max(in_time or new, key=lambda e: (e.fetch_factor, e.block_size), default=None)
+            if n and not in_time:
+                return min(new, key=lambda e: self._seconds_of(e, PROFILE_SECONDS), default=None)
+            return max(new, key=lambda e: (e.fetch_factor, e.block_size), default=None)
         if not new or (budget.left_until(PROFILE_SHARE) <= 0 and not is_one_of_few):
             return None
         if (proposed := self._trials.propose(self._accepts)) is not None:
