@@ -30,14 +30,14 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path())
 @click.option("--cells", required=True, type=int, help="Number of cells in the collection.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random content.")
 @click.option("--genes", default=62_710, show_default=True, help="Number of genes.")
 @click.option("--plates", default=14, show_default=True, help="Number of plates, one file each.")
 @click.option("--overwrite", is_flag=True, help="Replace all plates in FOLDER.")
 def synthesize(
-    *, folder: Path, cells: int, seed: int, genes: int, plates: int, overwrite: bool
+    *, folder: str, cells: int, seed: int, genes: int, plates: int, overwrite: bool
 ) -> None:
     """Write a collection that resembles Tahoe-100M into FOLDER."""
     from cellfeed import synthetic  # noqa: PLC0415
@@ -60,7 +60,7 @@ def synthesize(
 
 @main.command()
 @click.argument("paths", nargs=-1, required=True, metavar="IN...")
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path())
 @click.option("--elements", metavar="NAMES", show_default="X; all with --in-order",
               help="Elements to write, such as X,layers/counts,obsm/X_pca; or all.")  # fmt: skip
 @click.option("--element", metavar="NAME",
@@ -101,7 +101,7 @@ def synthesize(
 def preshuffle(
     *,
     paths: tuple[str, ...],
-    out: Path,
+    out: str,
     elements: str | None,
     genes: Path | None,
     rows: Path | None,

@@ -10,7 +10,12 @@ import pytest
 import scipy.sparse as sp
 import torch
 from torch.nn import BatchNorm1d, Conv1d, Dropout, LayerNorm
-from torch.nn.functional import cross_entropy, mse_loss, poisson_nll_loss
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    mse_loss,
+    poisson_nll_loss,
+)
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
@@ -26,13 +31,19 @@ N, N_GENES = 8, 6
 
 
 @cache
-def names(*, dense):
+def names(*, dense, dtype=np.float32):
     """Return what the page takes for granted, with a minibatch."""
-    counts = np.random.default_rng(0).poisson(1, (N, N_GENES)).astype(np.float32)
+    counts = np.random.default_rng(0).poisson(1, (N, N_GENES)).astype(dtype)
     collection = open_collection(ad.AnnData(sp.csr_matrix(counts)))
     dataset = CellDataset(collection, BlockShuffling(2), N, dense=dense, seed=0)
     layers = (BatchNorm1d, Conv1d, Dropout, LayerNorm, DataLoader, DistributedSampler)
-    functions = (cross_entropy, mse_loss, poisson_nll_loss, torch.softmax)
+    functions = (
+        binary_cross_entropy_with_logits,
+        cross_entropy,
+        mse_loss,
+        poisson_nll_loss,
+        torch.softmax,
+    )
     return {each.__name__: each for each in (*layers, *functions)} | {
         "torch": torch,
         "dataset": dataset,
@@ -61,3 +72,10 @@ def test_messages(code, said):
 @pytest.mark.parametrize("code", [code for code, _ in ROWS if "X" in code and "Conv1d" not in code])
 def test_dense_minibatches_are_taken(code):
     eval(code, names(dense=True))
+
+
+def test_unsigned_integers_become_dense_while_they_are_read():
+    said, X = re.findall(r'\(`("index_add_".*)`\)', PAGE), names(dense=False, dtype=np.uint16)["X"]
+    with pytest.raises(NotImplementedError, match=f"^{said[0]}$"):
+        X.to_dense()
+    assert names(dense=True, dtype=np.uint16)["X"].dtype == torch.uint16

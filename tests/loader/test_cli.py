@@ -63,6 +63,20 @@ def test_synthesize_reports_one_line_and_overwrites_only_on_request(tmp_path):
     assert no_folder.stderr == f"Error: File exists: `{tmp_path / 'file'}`\n"
 
 
+@pytest.mark.parametrize("command", ["synthesize", "preshuffle"])
+def test_urls_to_write_to_are_no_local_folders(command, tmp_path, monkeypatch, write_h5ad):
+    given = SYNTHESIZE if command == "synthesize" else [write_h5ad(np.ones((4, 3), np.float32))]
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    refused = commands.cellfeed(command, *given, "s3://bucket/cells.zarr")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr == (
+        "Error: s3://bucket/cells.zarr: is a URL, but only local files are written; give a path, "
+        "and copy the result there\n"
+    )
+    assert not [*(tmp_path / "here").iterdir()]
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [

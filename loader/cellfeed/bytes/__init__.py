@@ -18,6 +18,7 @@ from cellfeed.bytes._location import (
     removed,
     replaced,
     require_file,
+    writable_path,
 )
 from cellfeed.bytes._remote import (
     RemoteObjects,
@@ -69,4 +70,5 @@ __all__ = [
     "set_cancel_events",
     "versions_below",
     "versions_of",
+    "writable_path",
 ]

@@ -239,6 +239,21 @@ def digest_of_array(array: "NDArray[Any] | None") -> str:
     return "" if array is None else hashlib.blake2b(array.data, digest_size=16).hexdigest()
 
 
+def writable_path(where: "str | os.PathLike[str]") -> Path:
+    """Return the local path to write to.
+
+    Raises
+    ------
+    PathError
+        It is a URL, of which `Path` would make a folder named ``s3:``.
+    """
+    location = Location.of(where)
+    if location.path is None:
+        msg = "is a URL, but only local files are written; give a path, and copy the result there"
+        raise PathError(f"{location.shown}: {msg}")
+    return location.path
+
+
 def broken_link(path: Path) -> PathError:
     """Return the error for a link to a file that is missing."""
     return PathError(f"{path}: is a link to {path.readlink()}, which is missing; put it there")

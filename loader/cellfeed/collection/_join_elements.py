@@ -86,7 +86,7 @@ class Genes:
         Names of the genes, in this order, in place of a join; every file must have them. Or a
         mask, with a boolean for each gene of the first file: it applies by position, to this file
         and to those with the same genes in the same order. A mask that is a Series whose index is
-        not the genes of the first file names genes instead.
+        neither numbers from 0 nor the genes of the first file names genes instead.
     of_first
         Whether the genes are those of the first file in any case. ``join_vars`` then says which
         others a file may have: "inner": more, which are left out; "outer": more or fewer.
@@ -132,7 +132,8 @@ class Genes:
         if given.size and all(isinstance(each, bool | np.bool_) for each in given.tolist()):
             self.mask = given.astype(bool)
             labels = getattr(names, "index", None)
-            if labels is not None and not callable(labels):  # of a list, this is a method
+            is_method = callable(labels)  # of a list
+            if labels is not None and not is_method and not isinstance(labels, pd.RangeIndex):
                 self._labels = np.array([*map(str, labels)], object)
         else:
             self._names = _distinct([*map(str, names)])

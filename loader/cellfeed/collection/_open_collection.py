@@ -372,7 +372,7 @@ def open_collection(
         a mask of the genes of the first file, such as ``~is_mitochondrial``, which applies by
         position to all files with the same genes in the same order, so that names may repeat; or a
         pandas Series indexed by names, such as ``table["highly_variable"]``, which is a mask if
-        its index is the genes of the first file.
+        its index is the genes of the first file, or pandas' own numbers from 0.
     join_obs
         "same" requires every file to have each column of ``obs``; "outer" fills the column with
         missing values (code -1, or NaN) for files that lack it.

@@ -13,6 +13,7 @@ import zarr
 from anndata.io import read_elem, sparse_dataset
 from numpy.typing import NDArray
 
+from cellfeed.bytes import writable_path
 from cellfeed.collection import Collection, Genes, JoinVars, row_numbers
 from cellfeed.decode import expect_numcodecs
 from cellfeed.extending import FormatError, ParameterError, require_list
@@ -331,7 +332,7 @@ def preshuffle(
     Raises
     ------
     PathError
-        A file is missing, or a Dask worker does not see it.
+        A file is missing, or a Dask worker does not see it; or ``out`` is a URL.
     FormatError
         A file is damaged, or the check of the written store failed.
     MismatchError
@@ -359,8 +360,9 @@ def preshuffle(
     start = time.perf_counter()
     tell: Progress = on_progress or (lambda *_: None)
     paths = _listed(paths)
-    _check_apart(Path(out), paths)
-    folder = OutputFolder(Path(out).absolute())
+    out = writable_path(out)
+    _check_apart(out, paths)
+    folder = OutputFolder(out.absolute())
     begun, finished = folder.begun(), folder.finished()
     if mix and not append:
         raise ParameterError("`mix` needs `append`; leave it out, or give append=True")
@@ -419,7 +421,7 @@ def preshuffle(
     numbers = folder.numbers()
     [newest] = open_parts([folder.part(numbers[-1])], ())
     return Preshuffled(
-        path=Path(out),
+        path=out,
         n_cells=sum(each.n_cells - each.n_replaced for each in folder.finished()),
         n_parts=len(numbers),
         n_parts_written=n_written,

@@ -340,7 +340,10 @@ class MatchedControls(WithOthers):
         if most == 0 and self.indices is not None and self.control_indices is None:
             remedy = "the strategy's `indices` have no controls, so give `control_indices`"
         else:
-            remedy = "leave these cells out with unmatched='drop', or use fewer columns"
+            remedy = "leave these cells out with unmatched='drop', or "
+            if self.unmatched == "drop":
+                remedy = "none is left to visit: "
+            remedy += "use fewer columns"
             remedy += "" if what == "no control" else ", or replace=True"
         return ParameterError(msg + remedy)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed.bytes import writable_path
 from cellfeed.console import format_bytes
 from cellfeed.extending import ParameterError, require_positive, usable_cpu_count
 from cellfeed.synthetic._plates import Experiment, ExpressionModel, write_plates
@@ -83,6 +84,8 @@ def write_tahoe_like(
     ------
     ParameterError
         A size is out of range, ``seed`` is negative, or ``folder`` contains another collection.
+    PathError
+        ``folder`` is a URL.
     OSError
         The folder cannot be written to, or the disk has too little space.
 
@@ -111,7 +114,7 @@ def write_tahoe_like(
     )
     if num_threads is not None:
         require_positive("num_threads", num_threads)
-    folder = Path(folder)
+    folder = writable_path(folder)
     paths = [folder / f"{name}.h5ad" for name in experiment.plate_names]
     manifest = folder / _MANIFEST
     description = json.dumps({"generator": _GENERATOR, **asdict(experiment)}, indent=2, default=int)

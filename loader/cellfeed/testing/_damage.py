@@ -1,8 +1,10 @@
 # ruff: noqa: S101 - a suite asserts
 """Tests of what a storage in files does with damage, for any storage."""
 
+import contextlib
 import os
 import pickle
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,6 +103,27 @@ class StorageDamageConformance:
             found = self._outcome(stored, lambda: self.open(stored))
             if found is not None and before:
                 _check(found, expected)
+            path.write_bytes(before)
+
+    def test_files_that_are_pipes(self, stored: Path) -> None:
+        """Each file in turn is a pipe, which nobody waits for a writer of."""
+        expected = _content(self.open(stored))
+        for path in self.files(stored):
+            before = path.read_bytes()
+            path.unlink()
+            os.mkfifo(path)
+            is_done, waited = threading.Event(), list[Path]()
+            writer = threading.Thread(target=_end_waiting, args=(path, is_done, waited))
+            writer.start()
+            try:
+                found = self._outcome(stored, lambda: self.open(stored))
+            finally:
+                is_done.set()
+                writer.join()
+            assert not waited
+            if found is not None:
+                _check(found, expected)
+            path.unlink()
             path.write_bytes(before)
 
     def test_files_that_are_missing(self, stored: Path) -> None:
@@ -214,3 +237,11 @@ def _check(found: Any, expected: Any, *, are_values_checked: bool = True) -> Non
     if are_values_checked:
         for one, other in zip(_arrays(found), _arrays(expected), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def _end_waiting(pipe: Path, is_done: threading.Event, waited: list[Path]) -> None:
+    """Be the writer of a pipe that somebody waits for, until this is not needed any more."""
+    while not is_done.wait(0.2):
+        with contextlib.suppress(OSError):  # nobody has opened it
+            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+            waited.append(pipe)

@@ -268,7 +268,8 @@ def test_a_mask_applies_by_position_where_names_repeat(data):
     X = np.arange(2.0 * len(names)).reshape(2, -1)
     cells = [ad.AnnData(X + 100 * k, var=var) for k in range(data.draw(st.integers(1, 2)))]
     series = pd.Series(mask, names)
-    chosen = data.draw(st.sampled_from([mask, mask.tolist(), series, series.astype("boolean")]))
+    forms = [mask, mask.tolist(), series, series.astype("boolean"), pd.Series(mask)]
+    chosen = data.draw(st.sampled_from(forms))
     collection = open_collection(cells, genes=chosen)
     assert collection.var.equals(var[mask])
     assert np.array_equal(dense(collection[:].X), np.vstack([each.X[:, mask] for each in cells]))

@@ -282,6 +282,10 @@ NOT_MATCHED: list[tuple[dict[str, Any], str]] = [
     ({"control": "DMSO"}, "no cell has the treatment 'DMSO' that `control` names; 'treatment'"),
     ({"within": [PLATE]}, r"^1 treated cells have no control .* row 5 \(within\[0\]=None\)"),
     ({"k": 2, "within": [PLATE]}, "^4 treated cells have fewer than k=2 .*replace=True"),
+    (
+        {"k": 2, "within": [PLATE], "unmatched": "drop"},
+        "^4 treated cells have fewer than k=2 .*; none is left to visit: use fewer columns, or r",
+    ),
     ({"within": [PLATE[:3]]}, "`within` must have one value for each of 6 cells, but got 3"),
     ({"within": {"plate", "line"}}, "`within` must be a list .* set, which has no order"),
     ({"control": ["none", "a", "b"]}, "none of the cells that are visited is treated"),

@@ -26,6 +26,7 @@ from cellfeed.bytes._remote._disk_cache import DiskCache
 from cellfeed.bytes._remote._failures import (
     ChangedError,
     EncodedError,
+    LengthError,
     cancelled,
     failure,
     is_of_request,
@@ -100,8 +101,26 @@ class Version:
         has_etags = self.etag is not None and found.etag is not None
         is_same = self.etag == found.etag if has_etags else self.modified == found.modified
         if self.size != found.size or not is_same:
-            encoding = answer.attributes.get("Content-Encoding")
-            raise EncodedError(encoding) if encoding else ChangedError
+            raise _encoded(answer) or ChangedError()
+
+
+def check_length(answer: Any, content: memoryview, n_requested: int) -> None:
+    """Check that an answer of obstore has as many bytes as were requested.
+
+    Raises
+    ------
+    LengthError
+        It has more or fewer.
+    EncodedError
+        It has, since the server compresses it.
+    """
+    if len(content) != n_requested:
+        raise _encoded(answer) or LengthError(len(content), n_requested)
+
+
+def _encoded(answer: Any) -> EncodedError | None:
+    encoding = answer.attributes.get("Content-Encoding")
+    return EncodedError(encoding) if encoding else None
 
 
 def version_of(meta: Any) -> Version:

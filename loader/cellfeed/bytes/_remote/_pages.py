@@ -26,10 +26,10 @@ from cellfeed.bytes._remote._client import (
     answers_of,
     ask_in_loop,
     ask_in_thread,
+    check_length,
     open_object,
     stores_of,
 )
-from cellfeed.bytes._remote._failures import LengthError
 from cellfeed.bytes._remote._scheduler import LARGEST_REQUEST
 from cellfeed.bytes._store import joined
 
@@ -305,7 +305,9 @@ class PagedFile(io.RawIOBase):
             last = store.get(self._path, options={"range": (firsts[-1], stops[-1])})
             self._version.check(last)
             contents.append(memoryview(last.bytes()))
-            return _of_sizes(contents, firsts, stops)
+            for content, first, stop in zip(contents, firsts, stops, strict=True):
+                check_length(last, content, stop - first)
+            return contents
 
         return ask_in_thread(self._location, ask, min(firsts), max(stops))
 
@@ -316,7 +318,8 @@ class PagedFile(io.RawIOBase):
             got = await self._stores.store.get_async(self._path, options={"range": (first, stop)})
             self._version.check(got)
             content = memoryview(await got.bytes_async())
-            return _of_sizes([content], [first], [stop])[0]
+            check_length(got, content, stop - first)
+            return content
 
         return answers_of(
             self._location,
@@ -358,13 +361,3 @@ class PagedFile(io.RawIOBase):
             if any(node[5] != level - 1 for node in nodes):
                 msg = f"{self._location}: the index of the chunks of an array is damaged"
                 raise FormatError(f"{msg}; upload the file again")
-
-
-def _of_sizes(
-    contents: list[memoryview], firsts: Sequence[int], stops: Sequence[int]
-) -> list[memoryview]:
-    """Return ranges, after checking that each is complete."""
-    for content, first, stop in zip(contents, firsts, stops, strict=True):
-        if len(content) != stop - first:
-            raise LengthError(len(content), stop - first)
-    return contents

@@ -22,11 +22,12 @@ from cellfeed.bytes._remote._client import (
     Stores,
     Version,
     ask_in_loop,
+    check_length,
     in_loop,
     is_forked,
     stores_of,
 )
-from cellfeed.bytes._remote._failures import LengthError, cancelled, is_overload
+from cellfeed.bytes._remote._failures import cancelled, is_overload
 from cellfeed.bytes._store import LOOK_UP_SECONDS, is_cancelled
 
 LARGEST_REQUEST = 1 << 23  # a larger one would arrive late, and occupy memory, as a whole
@@ -317,8 +318,8 @@ class Scheduler:
         if wanted.version is not None:
             wanted.version.check(got)
         content = memoryview(await got.bytes_async())
-        if wanted.version is not None and len(content) != request.stop - request.first:
-            raise LengthError(len(content), request.stop - request.first)
+        if wanted.version is not None:
+            check_length(got, content, request.stop - request.first)
         self.counters.n_requests += 1
         self.counters.n_bytes += len(content)
         self.counters.n_wanted += min(request.n_wanted, len(content))

@@ -33,7 +33,7 @@ _LARGEST_GAP = 1 << 14  # reading this many unneeded bytes costs less than anoth
 _MOST_TRIES = 3
 _WILL_NEED = 3
 _FROM_END = 2
-_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe is empty, without waiting
 _OF_LINK = os.O_CLOEXEC | (  # opens a link itself
     os.O_PATH | os.O_NOFOLLOW if hasattr(os, "O_PATH") else getattr(os, "O_SYMLINK", 0)
 )

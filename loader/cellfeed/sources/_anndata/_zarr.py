@@ -26,6 +26,7 @@ from cellfeed.bytes import (
     digest_of,
     removed,
     replaced,
+    require_file,
 )
 from cellfeed.bytes._remote import RemoteObjects, Version, open_object, versions_below, versions_of
 from cellfeed.bytes._remote import zarr_store as store_of
@@ -89,18 +90,24 @@ def open_group(location: Location, absolute: Path | None = None) -> zarr.Group:
 @cache
 def _local_store() -> Any:
     class Files(zarr.storage.LocalStore):
-        """Files of a folder, none of which is missing because it is a link to nothing.
+        """Files of a folder, none of which is a pipe, or missing because it is a link to nothing.
 
-        zarr would read a chunk of an array as zeros there.
+        zarr would wait for ever there, or read a chunk of an array as zeros.
         """
 
         async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
+            self._refuse_pipe(key)
             found = await super().get(key, *arguments, **options)
             return self._checked(key) if found is None else found
 
         def get_sync(self, key: str, *arguments: Any, **options: Any) -> Any:
+            self._refuse_pipe(key)
             found = super().get_sync(key, *arguments, **options)
             return self._checked(key) if found is None else found
+
+        def _refuse_pipe(self, key: str) -> None:
+            if (path := self.root / key).is_fifo():
+                require_file(path)
 
         def _checked(self, key: str) -> None:
             _check_links(self.root / key)

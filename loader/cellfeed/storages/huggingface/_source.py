@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.bytes import Location, digest_of, digest_of_array
+from cellfeed.bytes import Location, digest_of, digest_of_array, require_file
 from cellfeed.decode import CHUNK_ELEMENTS, Pieces, SlowRead, pieced_array
 from cellfeed.extending import (
     ColumnError,
@@ -100,9 +100,8 @@ class ArrowTable(OpenedPerProcess):
         arrow = import_arrow(self.location, _EXTRA)
         tables, regions = [], list[Region]()
         for number, path in enumerate(self.paths):
-            with _damage_named(path):
-                state = path.stat()
-            self._watched.see(path.absolute(), state, path)
+            require_file(path)
+            self._watched.see(path.absolute(), path.stat(), path)
             with _damage_named(path):
                 mapped = arrow.memory_map(str(path))
                 whole = mapped.read_buffer(mapped.size())

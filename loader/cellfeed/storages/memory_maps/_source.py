@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.bytes import Location, map_or_read
+from cellfeed.bytes import Location, map_or_read, require_file
 from cellfeed.decode import ChunkedArray, Pieces, can_cast, pieced_array
 from cellfeed.extending import FormatError, ParameterError, PathError, pd
 from cellfeed.rows import CsrChunks, CsrRows
@@ -173,6 +173,7 @@ def _scdl_dtypes(header: Path) -> dict[str, str]:
     """Return the dtypes in a header; without a header, the dtypes of folders that had none."""
     if not header.exists():
         return _WITHOUT_HEADER
+    require_file(header)
     what = f"{header}: is not a known header of BioNeMo SCDL"
     remedy = "write the folder again with another version of it"
     with failures_named(what, remedy, (struct.error, KeyError, ValueError)):
@@ -281,7 +282,9 @@ def _saved(folder: Location, name: str, n_rows: int) -> tuple[list[int], list[Pa
 
 
 def _unreadable(file: Path) -> AbstractContextManager[None]:
-    """Convert errors of a file that is missing or damaged."""
+    """Convert errors of a file that is missing or damaged; refuse a pipe."""
+    if file.is_fifo():
+        require_file(file)
     return failures_named(f"{file}: cannot be read", "copy it again")
 
 

@@ -29,8 +29,9 @@ from cellfeed.bytes import (
     open_object,
     removed,
     replaced,
+    require_file,
 )
-from cellfeed.extending import ColumnError, FormatError, PathError, pd
+from cellfeed.extending import ColumnError, FormatError, pd
 from cellfeed.sources import failures_named
 from cellfeed.sources.arrow import import_arrow, kind, to_frame
 from cellfeed.storages.parquet._footers import END_BYTES, Footer, dtype_in_lists, dtype_of
@@ -171,11 +172,11 @@ class ParquetFiles:
         location = self.locations[file]
         if location.path is None:
             return
+        if self._states[file] is None:
+            require_file(Path(self._absolute[file]), location)
         try:
             found = identity(os.stat(self._absolute[file]))  # noqa: PTH116 - called often
         except FileNotFoundError:
-            if self._states[file] is None:
-                raise PathError(f"{location}: there is no such file; put it back") from None
             raise removed(location) from None
         if self._states[file] is None:
             self._states[file] = found

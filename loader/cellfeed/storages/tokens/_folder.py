@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from cellfeed.bytes import (
     RemoteObjects,
     digest_of,
     map_or_read,
+    require_file,
     versions_below,
     versions_of,
 )
@@ -56,13 +58,20 @@ class LocalFolder:
         except OSError as error:
             raise unreadable(self.location, error) from error
 
+    def _file(self, name: str) -> Path:
+        """Return the path of a file; refuse a pipe, since opening it would wait for ever."""
+        path = self._path / name
+        if path.is_fifo():
+            require_file(path)
+        return path
+
     def contents(self, names: Sequence[str]) -> list[bytes]:
         """Return the contents of small files."""
         return [self._content(name) for name in names]
 
     def _content(self, name: str) -> bytes:
         try:
-            return (self._path / name).read_bytes()
+            return self._file(name).read_bytes()
         except OSError as error:
             raise unreadable(self.location / name, error) from error
 
@@ -83,13 +92,13 @@ class LocalFolder:
     def table(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of a file, memory-mapped; read if too many are mapped already."""
         try:
-            return map_or_read(self._path / name)
+            return map_or_read(self._file(name))
         except (OSError, ValueError) as error:
             raise unreadable(self.location / name, error) from error
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of a file."""
-        with (self._path / name).open("rb") as file:
+        with self._file(name).open("rb") as file:
             while piece := file.read(_PIECE_BYTES):
                 yield piece
 

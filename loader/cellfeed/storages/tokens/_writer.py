@@ -7,13 +7,13 @@ import shutil
 import struct
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from cellfeed.bytes import writable_path
 from cellfeed.extending import ParameterError, PathError, require_positive
 from cellfeed.sources import expand
 from cellfeed.storages.tokens import _shards as shards
@@ -144,7 +144,7 @@ class TokenStreamWriter:
     ParameterError
         The dtype or the name is invalid, or a shard of this name exists.
     PathError
-        The folder cannot be written to.
+        The folder cannot be written to, or is a URL.
 
     Examples
     --------
@@ -184,8 +184,9 @@ class TokenStreamWriter:
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
             msg = f"`shard` must be letters, digits, '_', '-' and '.', but got {name!r}"
             raise ParameterError(msg)
-        self._finished = Path(folder) / f"{name}{shards.SUFFIX}"
-        self._folder = Path(folder) / f".{name}{shards.UNFINISHED}"
+        where = writable_path(folder)
+        self._finished = where / f"{name}{shards.SUFFIX}"
+        self._folder = where / f".{name}{shards.UNFINISHED}"
         self._n_tokens = self._n_documents = self._longest = self._n_spans = self._n_metadata = 0
         self._make_folder(name)
         self._files = list[shards.WrittenFile]()

@@ -1,5 +1,6 @@
 """What goes wrong once is asked for again; what stays wrong ends with one line and the remedy."""
 
+import gzip
 import re
 import socket
 import struct
@@ -180,12 +181,19 @@ def test_server_that_is_not_there(server, url, said):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("changed", ["etag", "length"])
 @pytest.mark.parametrize("way", ["opening", "rows"])
-def test_server_that_compresses_answers(server, monkeypatch, way):
+def test_server_that_compresses_answers(folder, server, monkeypatch, way, changed):
+    content = (folder / "p.h5ad").read_bytes()
+
     def compressed(answer, fault, state):
-        added = {"Content-Encoding": "gzip", "ETag": f"W/{state.etag}"}
-        is_range = answer.status == HTTPStatus.PARTIAL_CONTENT
-        return replace(answer, headers=answer.headers | added) if is_range and fault else answer
+        added = {"Content-Encoding": "gzip"}
+        if answer.status != HTTPStatus.PARTIAL_CONTENT or not fault:
+            return answer
+        if changed == "etag":
+            return replace(answer, headers=answer.headers | added | {"ETag": f"W/{state.etag}"})
+        body = gzip.compress(content[answer.start : answer.stop])
+        return replace(answer, headers=answer.headers | added, body=body, start=0, stop=0)
 
     monkeypatch.setattr(serving, "faulty", compressed)
     with pytest.raises(RemoteError, match=r"Content-Encoding: gzip.*turn that off") as raised:

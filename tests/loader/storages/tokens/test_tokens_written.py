@@ -298,3 +298,10 @@ def test_numbers_that_cannot_be(shard, name):
                 assert "\n" not in str(error)  # noqa: PT017
             except ValueError:  # metadata of other bytes is not JSON
                 assert name == "spans.bin"
+
+
+def test_a_url_is_no_local_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PathError, match=r"^s3://bucket/tokens: is a URL, but only local files are"):
+        TokenStreamWriter("s3://bucket/tokens", "uint16")
+    assert not [*tmp_path.iterdir()]
