@@ -129,7 +129,7 @@ SMALL = {
     "loaded": [ONCE, "--seconds=0.1"],
     "loop": [ONCE, "--seconds=0.1", "--operations=2"],
     "memory_maps": [ONCE, "--cache=warm", "--seconds=0.1"],
-    "parquet": [ONCE, "--files=1", "--blocks=1024"],
+    "parquet": [ONCE, "--files=1", "--rows=1000", "--blocks=1024"],
     "perturbation": [],  # needs cell-load, and sets that are not larger than its groups
     "postgres": [],  # needs a server
     "ranks": [],  # a minute for each storage
