@@ -1,7 +1,7 @@
 """cellfeed on Parquet files, and HuggingFace's `datasets`, streaming and mapped.
 
-Cells in the layout of Tahoe-100M are written to ``--data`` once: ``--files`` of 10,000 cells, row
-groups of 1,000, some 2,700 genes a cell; and the Arrow copy that `datasets` maps. All loaders
+Cells in the layout of Tahoe-100M are written to ``--data`` once: ``--files`` of ``--rows`` cells,
+row groups of 1,000, some 2,700 genes a cell; and the Arrow copy that `datasets` maps. All loaders
 deliver all cells once, as CSR minibatches of 64. Streaming shuffles as many cells as the others
 read at a time, or reads in order of the files. Opening is not timed, filling a buffer is.
 """
@@ -18,7 +18,7 @@ from bench._harness import BYTES, PER_CPU, RATE, Case, way
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
 
-N_GENES, N_ROWS, N_GROUP = 62_710, 10_000, 1_000
+N_GENES, N_GROUP = 62_710, 1_000
 SHAPE = N_GENES + 3
 
 
@@ -87,7 +87,7 @@ def load(folder, part, **options):
 
 
 def cases(options):
-    for part, sizes in (("first", [256]), ("cells", [N_ROWS] * options.files)):
+    for part, sizes in (("first", [256]), ("cells", [options.rows] * options.files)):
         if not (options.data / part).exists():
             write_tahoe_layout(options.data / part, sizes)
         load(options.data, part, cache_dir=options.data / "arrow")
@@ -139,6 +139,7 @@ OPTIONS = {
     "columns": (RATE, PER_CPU, BYTES),
     "cache": ["cold"],
     "files": 2,
+    "rows": 10_000,
     "blocks": [16, 1024],
     "fetch": 4096,
 }

@@ -3,11 +3,15 @@
 import importlib
 import importlib.util
 import json
+import shutil
+import subprocess
+import types
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
+from tests.warm import python as warm
 
 harness: Any = importlib.import_module("bench._harness")
 COMPARE = Path(__file__).parents[2] / "bench" / "compare"
@@ -115,27 +119,27 @@ def test_files_are_prepared_before_each_turn(tmp_path, monkeypatch):
 
 
 # What runs in its smallest size wherever its packages are installed.
-PLATES = ["--cells=700", "--rounds=1"]
+ONCE = "--rounds=1"
 SMALL = {
     "advice": [],  # minutes: `make advice`
-    "cellstream": [*PLATES, "--seconds=0.1", "--sizes=64", "--threads=1", "--fetch=64"],
-    "chunk_codecs": [*PLATES, "--chunks=1024", "--least=1", "--only=delta"],
-    "cores": [*PLATES, "--threads=1", "--fetch=2"],
+    "cellstream": [ONCE, "--seconds=0.1", "--sizes=64", "--threads=1", "--fetch=64"],
+    "chunk_codecs": [ONCE, "--chunks=1024", "--least=1", "--only=delta"],
+    "cores": [ONCE, "--threads=1", "--fetch=2"],
     "gpu": [],  # test_gpu.py
-    "loaded": [*PLATES, "--seconds=0.1"],
-    "loop": [*PLATES, "--seconds=0.1", "--operations=2"],
-    "memory_maps": [*PLATES, "--cache=warm", "--seconds=0.1"],
-    "parquet": ["--rounds=1", "--files=1", "--blocks=1024"],
+    "loaded": [ONCE, "--seconds=0.1"],
+    "loop": [ONCE, "--seconds=0.1", "--operations=2"],
+    "memory_maps": [ONCE, "--cache=warm", "--seconds=0.1"],
+    "parquet": [ONCE, "--files=1", "--rows=1000", "--blocks=1024"],
     "perturbation": [],  # needs cell-load, and sets that are not larger than its groups
     "postgres": [],  # needs a server
     "ranks": [],  # a minute for each storage
-    "remote": [*PLATES, "--servers=web", "--milliseconds=0", "--blocks=16", "--prefetches=1"],
+    "remote": [ONCE, "--servers=web", "--milliseconds=0", "--blocks=16", "--prefetches=1"],
     "scvi": [],  # test_scvi_training.py
     "soma": [],  # needs an experiment
-    "tokenizers": [*PLATES, "--seconds=0.1"],
-    "tokens": ["--tokens=2000000", "--windows=64", "--rounds=1", "--cache=cold"],
+    "tokenizers": [ONCE, "--seconds=0.1"],
+    "tokens": ["--tokens=2000000", "--windows=64", ONCE, "--cache=cold"],
     "tunables": [],  # test_compare_tunables.py
-    "uncached": [*PLATES, "--blocks=16"],
+    "uncached": [ONCE, "--blocks=16"],
 }  # fmt: skip
 NEEDS = {"cellstream": "cellstream", "memory_maps": "bionemo",
          "parquet": "datasets", "remote": "obstore"}  # fmt: skip
@@ -145,15 +149,29 @@ def test_each_is_run_or_it_is_said_why_not():
     assert sorted(SMALL) == NAMES
 
 
+@pytest.fixture
+def forked_ways(monkeypatch):
+    """Ways that run in a process find their imports done."""
+
+    def run(command, *, check, **options):
+        ran = warm.run(command, **options)
+        assert ran.returncode == 0, ran.stderr
+        return ran
+
+    forking = types.SimpleNamespace(run=run, PIPE=subprocess.PIPE)
+    monkeypatch.setattr(harness, "subprocess", forking)
+
+
 @pytest.mark.docs
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in NAMES if SMALL[name]])
-def test_runs_in_its_smallest_size(name, tmp_path):
+def test_runs_in_its_smallest_size(name, collection, tmp_path, forked_ways):
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip(f"{NEEDS[name]} is not installed")
     comparison: Any = importlib.import_module(f"bench.compare.{name}")
+    shutil.copytree(collection, tmp_path / "data")
     out = tmp_path / "found.json"
     given = [f"--data={tmp_path / 'data'}", f"--out={out}", *SMALL[name]]
     harness.main(comparison.cases, given, **comparison.OPTIONS)

@@ -2,14 +2,13 @@
 
 import itertools
 import json
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from tests import commands
+from tests.warm import python as warm
 
 from cellfeed._compiled import CompilingNotice, Purpose
 
@@ -128,9 +127,7 @@ OTHER_PLACES = {"renumber", "select", "scatter", "spread", "_transform", "_gathe
 def test_an_epoch_uses_only_its_own_codec_and_ways_to_place_elements(write_h5ad, options):
     rows = sp.random(60, 20, 0.4, "csr", np.float32, np.random.default_rng(0))
     path = write_h5ad(rows, compression="gzip")
-    command = [sys.executable, "-c", USE, path, json.dumps(options)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    used = set(json.loads(ran.stdout))
+    used = set(json.loads(warm.output_of("-c", USE, path, json.dumps(options))))
     assert {"decode", "_copy", "_inflates.<locals>.inflate"} <= used
     assert not used & (OTHER_CODECS | OTHER_PLACES | {"_transform_rows"})
     assert ("_densify" in used) == bool(options)

@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 from tests.tuner.mixing import Selected
+from tests.warm import python as warm
 
 from cellfeed import (
     BlockShuffling,
@@ -160,7 +160,7 @@ class TestStudies:
             "    record(folder, run, [create_trial(value=1e-5, intermediate_values={0: 1e-5})])\n"
         )
         command = [sys.executable, "-c", script, str(tmp_path)]
-        writers = [subprocess.Popen([*command, name]) for name in "ab"]
+        writers = [warm.Popen([*command, name]) for name in "ab"]
         assert [writer.wait() for writer in writers] == [0, 0]
         runs = read_runs(tmp_path)
         assert len({each.began for each in runs}) == 11

@@ -2,7 +2,6 @@
 
 import re
 import socket
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from itertools import repeat
 
 import pytest
+from tests.warm import python as warm
 from torch import distributed
 from torch.distributed import HashStore
 
@@ -234,7 +234,5 @@ def test_an_address_that_is_taken_is_named():
             "message_to_all(World(rank=0, world_size=2, local_rank=0, local_world_size=2, "
             f"host='127.0.0.1', port={taken.getsockname()[1]}), dict)"
         )
-        ran = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=False
-        )
+        ran = warm.run([sys.executable, "-c", script])
     assert "a free MASTER_PORT" in ran.stderr.splitlines()[-1]

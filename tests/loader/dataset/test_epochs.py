@@ -64,14 +64,23 @@ def in_order(dataset: CellDataset, epoch: int) -> list[list[int]]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("num_workers", [1, 2, 7])
+@pytest.mark.parametrize(
+    ("num_workers", "method", "persistent"),
+    [
+        *(
+            (num_workers, "fork", persistent)
+            for num_workers in (1, 2, 7)
+            for persistent in (False, True)
+        ),
+        *((1, "forkserver", True), (2, "forkserver", False), (7, "forkserver", True)),
+        (2, "spawn", False),  # each of which imports for itself
+    ],
+)
 def test_the_order_is_that_of_the_plan(dataset, num_workers, method, persistent):
     loader = dataset.loader(
         num_workers, multiprocessing_context=method, persistent_workers=persistent
     )
-    for epoch in range(2 if method == "fork" else 1):
+    for epoch in range(1 if method == "spawn" else 2):
         assert batches(loader) == in_order(dataset, epoch)
 
 

@@ -3,14 +3,13 @@
 import contextlib
 import logging
 import re
-import subprocess
-import sys
 import warnings
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.warm import python as warm
 
 from cellfeed import BlockShuffling, CellDataset, ParameterError, StateError, Streaming
 
@@ -315,6 +314,4 @@ for package in (lightning.pytorch, pytorch_lightning):
 @pytest.mark.process
 def test_where_both_lightnings_are_imported_it_is_a_data_module_of_each():
     pytest.importorskip("lightning")
-    command = [sys.executable, "-c", _BOTH]
-    ran = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert ran.stdout.split()[-2:] == ["30", "30"], ran.stderr
+    assert warm.output_of("-c", _BOTH).split()[-2:] == ["30", "30"]

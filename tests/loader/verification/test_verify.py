@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 import zarr
+from hypothesis import settings
 from tests import commands
 from tests.loader.zarr_stores import in_this_thread
 
@@ -101,7 +102,7 @@ def test_no_flipped_bit_of_a_copy_gives_other_values_in_silence(tmp_path, codec)
     assert not verify(store).without_checksums
     files = [each for each in sorted(store.rglob("*")) if each.is_file()]
     chunks = [each for each in files if each.name != "zarr.json"]
-    for k in range(60):
+    for k in range(settings().max_examples):
         file = (files if k % 3 else chunks)[random.integers(len(files if k % 3 else chunks))]
         before = file.read_bytes()
         file.write_bytes(flipped(file, random))

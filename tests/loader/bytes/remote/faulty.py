@@ -23,6 +23,15 @@ VALUES = (
 )  # the oracle of every test
 
 
+def in_pairs(faults):
+    """Return each fault with each kind and each way, and each kind with each way: half of all."""
+    return [
+        (KINDS[(number + k + 1) % 2], way, *fault)
+        for number, fault in enumerate(faults)
+        for k, way in enumerate(WAYS)
+    ]
+
+
 def served(folder):
     """Write the same cells as h5ad and as zarr, in chunks and in shards."""
     adata = anndata.AnnData(

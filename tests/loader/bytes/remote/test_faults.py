@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from tests.loader import matrices
-from tests.loader.bytes.remote.faulty import KINDS, VALUES, WAYS, quick, read, served
+from tests.loader.bytes.remote.faulty import KINDS, VALUES, WAYS, in_pairs, quick, read, served
 from tests.servers import serving
 from tests.servers.answers import faulty
 from tests.servers.faults import (
@@ -55,13 +55,11 @@ def first_fails(fault, *, gets_only=False):
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [Status(408), Status(429, AFTER_1S), Status(500), Status(503, AFTER_1S), Reset(), Reset(7),
-     Close(), Short(7)],
+    ("kind", "way", "fault"),
+    in_pairs([(Status(408),), (Status(429, AFTER_1S),), (Status(500),), (Status(503, AFTER_1S),),
+              (Reset(),), (Reset(7),), (Close(),), (Short(7),)]),
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
 def test_asked_again(server, kind, way, fault):
     read(server, kind, way, first_fails(fault), quick())
     assert most_asked(server) >= 2
@@ -102,23 +100,23 @@ def assert_one_line(error, server, kind):
 
 
 @pytest.mark.parametrize(
-    ("fault", "said", "attempts"),
-    [
-        # An attempt on a connection that was reset before does not come to the server.
-        (Status(500), "500 Internal Server Error", (2, 3)),
-        (Status(503, AFTER_1S), "503 Service Unavailable", (2, 3)),
-        (Status(429), "429 Too Many Requests", (2, 3)),
-        (Reset(7), "the connection was reset", (2, 3)),
-        (Close(), "closed before an answer", (2, 3)),
-        (redirect("/p.h5ad"), "redirects in a circle", (1, 1000)),
-        (Status(401, {}, b"hunter2"), "401 Unauthorized.*renew", (1, 1)),
-        (Status(403, {}, b"hunter2"), "403 Forbidden.*renew", (1, 1)),
-        (Status(400, {}, EXPIRED), "400 Bad Request.*renew", (1, 1)),
-    ],
+    ("kind", "way", "fault", "said", "attempts"),
+    in_pairs(
+        [
+            # An attempt on a connection that was reset before does not come to the server.
+            (Status(500), "500 Internal Server Error", (2, 3)),
+            (Status(503, AFTER_1S), "503 Service Unavailable", (2, 3)),
+            (Status(429), "429 Too Many Requests", (2, 3)),
+            (Reset(7), "the connection was reset", (2, 3)),
+            (Close(), "closed before an answer", (2, 3)),
+            (redirect("/p.h5ad"), "redirects in a circle", (1, 1000)),
+            (Status(401, {}, b"hunter2"), "401 Unauthorized.*renew", (1, 1)),
+            (Status(403, {}, b"hunter2"), "403 Forbidden.*renew", (1, 1)),
+            (Status(400, {}, EXPIRED), "400 Bad Request.*renew", (1, 1)),
+        ]
+    ),
     ids=str,
 )
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
 def test_given_up(server, kind, way, fault, said, attempts):
     """At once, or after some attempts."""
     with pytest.raises(RemoteError, match=said) as raised:

@@ -1,15 +1,13 @@
 """Columns of Parquet files of any name and type, in several files, and as folders; pyarrow's are
 the right ones."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 from tests.loader.sources.cells import labels_of
+from tests.warm import python as warm
 
 from cellfeed import (
     CellfeedError,
@@ -289,13 +287,7 @@ def test_codecs_that_are_not_known_do_not_end_the_process(tmp_path):
     paths = [tmp_path / f"{mask}.parquet" for mask in (1, 0x40, 0x82)]
     for path in paths:
         path.write_bytes(damaged(content, at, int(path.stem)))
-    done = subprocess.run(
-        [sys.executable, "-c", ATTEMPT, *map(str, paths)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == ["refused 0 True"] * 3
+    assert warm.output_of("-c", ATTEMPT, *paths).splitlines() == ["refused 0 True"] * 3
 
 
 @given(data=st.data())
