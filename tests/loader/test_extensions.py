@@ -2,7 +2,6 @@
 
 import ast
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -92,15 +91,14 @@ def run(core, *arguments):
 @pytest.mark.slow
 @pytest.mark.process
 def test_tests_of_the_core_pass_without_extensions(core):
-    """All can be imported, and what opens and iterates runs; `make test-core` runs all of them."""
+    """Those that read little; `make test-core` has all of them."""
     marks = "not (slow or process or server or docs)"
     options = ("-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=quick", "-m", marks)
-    chosen = "-k", "test_collection.py or test_dataset.py"
-    names = ("collection", "dataset", "fetch", "rows", "sampling", "testing")
-    tests = [f"tests/loader/{name}" for name in names]
-    ran = run(core, "-m", "pytest", *options, *chosen, *tests)
+    tests = [
+        f"tests/loader/{name}" for name in ("collection", "fetch", "rows", "sampling", "testing")
+    ]
+    ran = run(core, "-m", "pytest", *options, *tests)
     assert ran.returncode == 0, ran.stdout[-5000:]
-    assert re.search(r"\d{3} passed", ran.stdout)
 
 
 USE = """
