@@ -20,7 +20,7 @@ Status = Literal[
 STATUS_MEANINGS: dict[Status, str] = {
     "compared": "timed in turns with the recommended one",
     "timed": "timed by itself",
-    "too long": "no whole fetch ended in the time there was",
+    "too long": "took too long",
     "too few cells": "not timed: too few cells in the collection",
     "over memory": "not timed: over the memory limit",
     "too slow": "not timed: predicted slower than the best",

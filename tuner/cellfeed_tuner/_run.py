@@ -368,6 +368,8 @@ class Run:
             )
         if self.request.constraints.need_cells_per_second is not None and each.cells_per_second:
             return replace(each, relative=quotient(each.cells_per_second, chosen.cells_per_second))
+        if not self._search.is_predictable(each.configuration):
+            return each
         relative = self._search.ordering.ratio(each.configuration, chosen.configuration)
         speed = each.cells_per_second
         if speed is not None and relative is not None:

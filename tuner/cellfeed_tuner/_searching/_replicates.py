@@ -171,7 +171,7 @@ class Measurements:
             return 0.0
         last = timed[-1]
         first, usual = last.first_round_seconds or 0.0, float(np.mean(last.round_seconds))
-        return (last.worker_start_seconds or 0.0) + max(0.0, first - usual)
+        return max(0.0, first - usual)
 
     @property
     def slowdown(self) -> float:
@@ -261,11 +261,23 @@ class Measurements:
         return replace(
             untimed(configuration, bits, "timed"),
             status=found.status,
-            note=found.note,
+            note=found.note or self._why_too_long(configuration),
             n_rounds=len(found.round_seconds),
             peak_memory_bytes=found.peak_memory_bytes,
             bytes_read_per_cell=found.bytes_read_per_cell,
         )
+
+    def _why_too_long(self, configuration: Configuration) -> str:
+        """Return what is known of fetches of which none counts; empty if some do."""
+        taken = self._taken[configuration]
+        if any(each.found.round_seconds for each in taken):
+            return ""
+        firsts = [each.found.first_round_seconds for each in taken]
+        if known := list(filter(None, firsts)):
+            return f"the first fetch, which does not count, took {min(known):.1f} s"
+        limit = max(each.limit_seconds for each in taken)
+        of = " of every worker" if configuration.num_workers else ""
+        return f"no fetch{of} ended in {limit:.1f} s"
 
     def replicates(self, configuration: Configuration) -> list[Replicate]:
         """Return the cost in each replicate with a counted round; empty if it failed.

@@ -492,6 +492,11 @@ class Search:
         """How many configurations have a known entropy."""
         return len({*self._not_timed, *self.measurements})
 
+    def is_predictable(self, configuration: Configuration) -> bool:
+        """Return whether a fetch has ended, of these sizes if any of them were timed."""
+        alike = [each for each in self.measurements if each.is_like(configuration)]
+        return any(map(self.measurements.has_delivered, alike or self.measurements))
+
     def results(self, grid: Iterable[Configuration]) -> list[ConfigurationResult]:
         """Return what is known of each configuration."""
         found = list[ConfigurationResult]()
@@ -546,6 +551,8 @@ class Search:
         if found is None:
             return None
         reason = f"Predicted to be the fastest (from {len(self.measurements)} timed)."
+        if not self.is_predictable(leader):
+            speed, reason = None, "Expected to be the fastest, though no fetch ended in time."
         return Choice(found, speed, reason, "predicted")
 
     def _by_the_clock(self, configuration: Configuration) -> Estimate | None:
