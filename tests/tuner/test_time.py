@@ -190,8 +190,8 @@ def test_workers_that_start_longer_than_they_save_in_an_epoch_say_when_they_pay(
     said = " ".join(in_words("workers", result))
     assert bool(said) == (pays > 1)
     if said:
-        assert f"takes {starts:.1f} s, which {pays} epochs save" in said
-        assert f"for fewer, take {alone.configuration}" in said
+        assert f"take {starts:.1f} s to start and save that in {pays} epochs" in said
+        assert f"for fewer epochs, take {alone.configuration}" in said
 
 
 @pytest.mark.parametrize("step", [None, print])

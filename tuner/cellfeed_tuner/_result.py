@@ -169,9 +169,6 @@ class AutotuneResult:
         The space that configurations were taken from; None if all were listed.
     busy
         CPU use by other programs; None if not measured.
-    replicate_spread
-        Relative standard deviation of replicates of one configuration, pooled over all; None if
-        nothing was measured twice.
     interrupted
         Whether Ctrl-C ended the run early.
     cut_short
@@ -216,7 +213,6 @@ class AutotuneResult:
     storage_advice: tuple[StorageAdvice, ...] = ()
     ranges: Ranges | None = None
     busy: Busy | None = None
-    replicate_spread: float | None = None
     interrupted: bool = False
     cut_short: str = ""
     loader_fault: str | None = None

@@ -279,7 +279,6 @@ class Run:
             if not len(self._search.measurements):
                 raise
             self.interrupted = True
-            self._search.interrupt()
             if self._recommended is None:
                 self._choose()
 
@@ -329,7 +328,6 @@ class Run:
             storage_advice=self._storage_advice,
             ranges=self._ranges() if request.space.is_large else None,
             busy=Busy.of(measured.others),
-            replicate_spread=measured.replicate_spread,
             interrupted=self.interrupted,
             cut_short=self._cut_short,
             loader_fault=next((f"{each}: {fault}" for each, fault in faults.items()), None),

@@ -218,7 +218,7 @@ _SHADES = ListedColormap(mpl.colormaps["Blues"](np.linspace(0.12, 0.55, 256)))
 _HATCH, _HATCH_COLOUR = "//", "#b8b8b8"
 # Of a square, and of a panel at least.
 _SQUARE_INCHES, _LEAST_INCHES = np.array([0.74, 0.42]), (3.6, 1.6)
-_LONGEST_WORD = len("interrupted")
+_LONGEST_WORD = len("too few cells")
 _GRID = ["block_size", "fetch_factor"]
 
 

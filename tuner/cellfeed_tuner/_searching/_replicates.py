@@ -16,7 +16,7 @@ from cellfeed_tuner._constants import (
     MOST_ROUNDS_OF_REPLICATE,
     REPLICATE_SECONDS,
 )
-from cellfeed_tuner._interval import Estimate, seen_spread
+from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine import OtherPrograms
 from cellfeed_tuner._measuring._delivery import DeliveredCell
 from cellfeed_tuner._measuring._measurement import Measurement, measure_with, pooled
@@ -184,14 +184,6 @@ class Measurements:
         """Median time of a replicate beyond its rounds."""
         return median(self._overheads) if self._overheads else 0.0
 
-    @property
-    def replicate_spread(self) -> float | None:
-        """Relative spread of replicates of one configuration; None if nothing was repeated."""
-        timed = (
-            [e.found for e in taken if e.found.round_seconds] for taken in self._taken.values()
-        )
-        return seen_spread([1 / each.rough_cells_per_second for each in found] for found in timed)
-
     def timed(
         self,
         configuration: Configuration,
@@ -261,7 +253,7 @@ class Measurements:
         return replace(
             untimed(configuration, bits, "timed"),
             status=found.status,
-            note=found.note or self._why_too_long(configuration),
+            note=found.failure or self._why_too_long(configuration),
             n_rounds=len(found.round_seconds),
             peak_memory_bytes=found.peak_memory_bytes,
             bytes_read_per_cell=found.bytes_read_per_cell,

@@ -466,12 +466,6 @@ class Search:
 
     # What is known at the end.
 
-    def interrupt(self) -> None:
-        """Note that what was not measured by now will not be."""
-        for each, status in self._not_timed.items():
-            if status == _OUT_OF_BUDGET:
-                self._not_timed[each] = "interrupted", ""
-
     def ended_trials(self) -> "list[FrozenTrial]":
         """End the study, and return its trials of what was timed."""
         requirements, measurements = self.requirements, self.measurements
