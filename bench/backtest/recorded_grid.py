@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from cellfeed import FormatError
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import seen_spread
 from cellfeed_tuner._measuring._process import Outcome
 from cellfeed_tuner._measuring._timing import (
     CountedRounds,
@@ -90,8 +89,9 @@ class RecordedGrid:
 
         Estimated over all configurations; 5 % if each was run once.
         """
-        seen = seen_spread(each.tolist() for each in self.runs)
-        return _USUAL_SPREAD if seen is None else seen
+        freedom = sum(each.size - 1 for each in self.runs)
+        squares = sum(float(((each / each.mean() - 1) ** 2).sum()) for each in self.runs)
+        return (squares / freedom) ** 0.5 if freedom else _USUAL_SPREAD
 
     def memory_bytes(self, configuration: Configuration) -> int:
         """Return the peak memory of a configuration; if not recorded, a size proportional to it."""

@@ -159,7 +159,6 @@ def changed(record: Any, changes: dict[str, Any]) -> Any:
 SENTENCES = {
     "inside": "Measured as the plan gives.",
     "outside": "Measured as planned, outside the paper's bounds.",
-    "assumptions": "The theory does not apply because there are few blocks.",
     "loader": "The loader delivered wrong data: measured something else.",
 }
 
@@ -186,9 +185,7 @@ def timed(block_size, fetch_factor, num_workers, speed, share, kind="inside"):
         n_rounds=7,
         entropy_bits=entropy(share),
         peak_memory_bytes=400_000_000,
-        verdict=Verdict(
-            kind=kind, bits=0.0, error_bits=0.01, assumptions=(), sentence=SENTENCES[kind]
-        ),
+        verdict=Verdict(kind=kind, bits=0.0, error_bits=0.01, sentence=SENTENCES[kind]),
     )
 
 
@@ -210,7 +207,7 @@ GRID = (
     untimed(4, 64, 1, "over memory", 1.0, "its buffers alone take 9,000 MB"),
     untimed(64, 4, 0, "below entropy floor", 0.5),
     untimed(64, 4, 1, "failed", 0.5, "no workers here"),
-    timed(64, 64, 0, 9_000.0, 0.96, "assumptions"),
+    timed(64, 64, 0, 9_000.0, 0.96),
     timed(64, 64, 1, 8_000.0, 0.96),
     timed(1024, 4, 0, 12_000.0, 0.2),
     untimed(1024, 4, 1, "out of budget", 0.2),
@@ -476,7 +473,6 @@ RESULTS = {
     "warnings": replace(
         RECOMMENDED,
         busy=Busy(other_cores=1.4, share=0.35),
-        replicate_spread=0.18,
         configurations=tuple(
             replace(each, verdict=GRID[1].verdict) if each.verdict == GRID[6].verdict else each
             for each in RECOMMENDED.configurations
@@ -531,7 +527,7 @@ RESULTS = {
     "interrupted": replace(
         NOT_IN_TURNS,
         configurations=tuple(
-            replace(each, status="interrupted", cells_per_second=None, n_rounds=0, verdict=None)
+            replace(each, status="out of budget", cells_per_second=None, n_rounds=0, verdict=None)
             if each.configuration.num_workers or each.configuration.block_size == 4
             else each
             for each in NOT_IN_TURNS.configurations

@@ -8,8 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from cellfeed_tuner import AutotuneResult
-from cellfeed_tuner._commands._autotune_run import LiveDisplay
 from cellfeed_tuner._reports._page import html_report
+from cellfeed_tuner._reports._progress import LiveDisplay
 from cellfeed_tuner._reports._text import code_to_paste, html_summary, in_words, print_report
 
 __all__ = [

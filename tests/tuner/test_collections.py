@@ -181,7 +181,7 @@ class TestLabels:
         assert measured
         for each in measured:
             for label in (each, each.further_labels["plate"]):
-                assert label.verdict.kind in {"inside", "outside", "assumptions"}
+                assert label.verdict.kind in {"inside", "outside"}
                 own = label.entropy_bits
                 values = own.measured.value, own.expected.value
                 assert any(f"{value:.3f}" in label.verdict.sentence for value in values)
@@ -422,7 +422,7 @@ class TestAlignedBlocks:
             bits = minibatch_entropies(collection.obs["plate"].values, plan).mean()
             assert each.entropy_bits.expected.value == pytest.approx(bits, abs=0.05)
             if each.status in {"timed", "compared"}:
-                assert each.verdict.kind in {"inside", "assumptions"}
+                assert each.verdict.kind in {"inside", "outside"}
 
     @pytest.mark.slow
     def test_training_takes_them(self, tuned, collection):

@@ -26,7 +26,6 @@ from cellfeed_tuner._entropy import (
     random_conditional_entropy_bits,
     replay_plan,
     statistic_of,
-    within_block_bits,
 )
 from cellfeed_tuner._mixing import storage_order
 
@@ -247,20 +246,6 @@ def test_several_labels_are_replayed_as_each_is_alone():
     for statistic, found in zip(statistics, together, strict=True):
         (alone,) = replay_plan(plan, [statistic], n_rows=4000)
         assert alone.mean == found.mean
-
-
-@given(
-    hnp.arrays(np.int8, st.integers(1, 60), elements=st.integers(-1, 4)),
-    st.integers(1, 70),
-    st.sampled_from([1, 16, 1 << 17]),
-)
-def test_the_entropy_within_blocks_is_that_of_a_loop_over_them(codes, block_size, at_once):
-    blocks = [codes[i : i + block_size].tolist() for i in range(0, codes.size, block_size)]
-    expected = sum(len(block) * plug_in(block) for block in blocks) / codes.size
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cellfeed_tuner._entropy._ROWS_AT_ONCE", at_once)
-        found = within_block_bits(codes, block_size)
-    assert found == pytest.approx(expected, abs=1e-12)
 
 
 def order_of(codes, *, block_size, n_rows=1_000_000, seed=0):

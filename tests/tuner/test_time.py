@@ -1,13 +1,16 @@
 """A run ends with an answer, in time, whatever takes long."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import count
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
+from tests.tuner.reports import in_words
 from tests.tuner.simulated import Machine, MeasuringError, autotune_on, timed
 
 from cellfeed import BlockShuffling, MatchedControls, open_collection
-from cellfeed_tuner import Configuration
+from cellfeed_tuner import Configuration, plots
 from cellfeed_tuner._time_budget import ANSWER_SECONDS, TimeBudget
 
 BUDGET, SLACK, OVERTIME = 60.0, 2.0, 0.05
@@ -129,6 +132,66 @@ def test_a_prediction_that_says_nothing_is_not_printed(result_on, monkeypatch):
     monkeypatch.setattr("cellfeed_tuner._searching._search.VAGUE_INTERVAL", 1.01)
     chosen = result_on(machine_of(slower=1e6)).recommended
     assert (chosen.basis, chosen.cells_per_second) == ("predicted", None)
+
+
+def test_of_a_fetch_that_did_not_end_no_throughput_is_claimed(result_on):
+    """Nor of the same sizes with workers: what is known is how long it was waited for."""
+    stuck = (16, 8)
+    machine = machine_of(factor=lambda each, _: 1e6 if each.plan_settings == stuck else 1.0)
+    result = result_on(machine, workers=(0, 1))
+    (first,) = (k for k, each in enumerate(machine.asked) if each.plan_settings == stuck)
+    waited = machine.asked_at[first + 1] - machine.asked_at[first]
+    (late,) = (each for each in result.configurations if each.status == "too long")
+    assert late.configuration == Configuration(block_size=16, fetch_factor=8)
+    assert late.note == f"no fetch ended in {waited:.1f} s"
+    table = result.table().set_index(["block_size", "fetch_factor"])
+    assert table.loc[stuck, "cells_per_second"].isna().all()
+    assert (table.loc[stuck, "known"] == "").all()
+    assert (table.drop(stuck)["known"] != "").all()
+    assert f"{late.configuration}: {late.note}." in in_words("untimed", result)
+    squares = [text.get_text() for text in plots.autotune_figure(result).findobj(Text)]
+    assert "too long" in squares
+
+
+def test_where_no_fetch_ended_the_expected_throughput_is_unknown(result_on):
+    chosen = result_on(machine_of(slower=1e7), budget=15.0).recommended
+    assert (chosen.basis, chosen.cells_per_second) == ("predicted", None)
+    assert "no fetch ended in time" in chosen.reason
+
+
+@dataclass
+class WithStarts(Machine):
+    """Workers take some seconds to start, which the first round has in it."""
+
+    starts: float = 0.0
+
+    def answer(self, request, *arguments):
+        found = super().answer(request, *arguments)
+        if not request.configuration.num_workers:
+            return found
+        started, first, *others = found.events
+        first = replace(first, seconds=first.seconds + self.starts)
+        return replace(found, events=(started, first, *others))
+
+
+@pytest.mark.parametrize("starts", [0.001, 0.7, 3.0])
+def test_workers_that_start_longer_than_they_save_in_an_epoch_say_when_they_pay(result_on, starts):
+    machine = WithStarts(
+        lambda each: cost(each) / (1 + each.num_workers), 4500, memory=lambda _: 10**8,
+        starts=starts,
+    )  # fmt: skip
+    result = result_on(machine, workers=(0, 1))
+    chosen, alone = result.recommended, result.without_workers
+    assert (chosen.configuration.num_workers, alone.configuration.num_workers) == (1, 0)
+    assert chosen.start_seconds == pytest.approx(starts)
+    epochs = [4500 / each.cells_per_second.value for each in (alone, chosen)]
+    pays = next(n for n in count(1) if n * epochs[0] >= starts + n * epochs[1])
+    assert result.epochs_until_workers_paid == pays
+    said = " ".join(in_words("workers", result))
+    assert bool(said) == (pays > 1)
+    if said:
+        assert f"take {starts:.1f} s to start and save that in {pays} epochs" in said
+        assert f"for fewer epochs, take {alone.configuration}" in said
 
 
 @pytest.mark.parametrize("step", [None, print])

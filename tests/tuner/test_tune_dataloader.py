@@ -412,9 +412,9 @@ class TestHere:
             if stages.count("throughput") == 2:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(_tune._ProgressLine, "__call__", interrupt)
+        monkeypatch.setattr(_tune.LiveDisplay, "show", interrupt)
         with pytest.raises(AutotuneInterrupted) as interruption:
-            tune(DataLoader(ROWS, batch_size=8), **TUNED | {"budget": 60.0})
+            tune(DataLoader(ROWS, batch_size=8), **TUNED | {"budget": 60.0, "verbose": True})
         result: Any = interruption.value.result
         assert result.interrupted
         assert result.recommended.configuration == Configuration()
@@ -562,7 +562,7 @@ class TestWorkers:
             each.get("text", "") or each.data["text/plain"] for each in notebook.cells[1].outputs
         )
         assert "Recommended: 4 workers" in told
-        assert "tune_dataloader: " in told
+        assert "Measuring throughput" in told
         assert notebook.cells[2].outputs[-1]["text"].strip() == "4 [0, 1, 2, 3]"
         assert "Recommended: 4 workers" in notebook.cells[3].outputs[0]["data"]["text/html"]
 

@@ -114,11 +114,6 @@ class Configuration(Mapping[str, Setting]):
         return {name: value for name, value in self.items() if name not in SIZES}
 
     @property
-    def others_in_words(self) -> str:
-        """The others, such as "num threads 2, align chunks, no pin memory"."""
-        return ", ".join(_in_words(*each) for each in self.others.items())
-
-    @property
     def plan_settings(self) -> tuple[Any, ...]:
         """What the order of rows may depend on: all settings but the number of workers.
 
@@ -164,8 +159,8 @@ class Configuration(Mapping[str, Setting]):
     def __str__(self) -> str:
         sizes = [f"block size {self.block_size}", f"fetch factor {self.fetch_factor}"]
         listed = sizes if "block_size" in self._settings else []
-        workers = workers_in_words(self.num_workers)
-        return ", ".join(filter(None, [*listed, workers, self.others_in_words]))
+        others = [_in_words(*each) for each in self.others.items()]
+        return ", ".join([*listed, workers_in_words(self.num_workers), *others])
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.items())

@@ -43,9 +43,9 @@ LOOKING_SHARE = 0.04
 # Standard errors that a difference must exceed to be reported as a fault. Chosen: chance exceeds
 # it once in 10,000 times, so about 1 % of grids of 100 configurations get a false alarm.
 BEYOND_CHANCE = 3.8906
-# Smallest share of the processors taken by other programs, smallest spread of replicates, and
-# smallest share of an epoch that its start takes, that are worth mentioning. Chosen.
-LEAST_BUSY_SHARE, MUCH_SPREAD, MUCH_START = 0.1, 0.1, 0.05
+# Smallest share of the processors taken by other programs, and smallest share of an epoch that its
+# start takes, that are worth mentioning. Chosen.
+LEAST_BUSY_SHARE, MUCH_START = 0.1, 0.05
 
 # What is measured next, and what leaves the race
 

@@ -38,15 +38,6 @@ Statistic = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FetchSpread:
-    """Mean of a statistic over ``n`` >= 2 whole fetches, and the deviation of fetches."""
-
-    mean: float
-    deviation: float
-    n: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReplay:
     """A statistic of minibatches: its mean over each fetch's full minibatches, and their number.
 
@@ -80,14 +71,10 @@ class PlanReplay:
         return mean_with_interval(sums / sizes, weights=sizes)
 
     @property
-    def whole_fetches(self) -> FetchSpread | None:
-        """Mean and spread of whole fetches; None where there are fewer than two."""
+    def fetch_deviation(self) -> float | None:
+        """Standard deviation of the means of whole fetches; None where there are fewer than two."""
         whole = self.fetch_means[self.fetch_sizes == self.fetch_factor]
-        if whole.size < 2:  # noqa: PLR2004 - a spread needs two
-            return None
-        return FetchSpread(
-            mean=float(whole.mean()), deviation=float(whole.std(ddof=1)), n=whole.size
-        )
+        return float(whole.std(ddof=1)) if whole.size > 1 else None
 
 
 def by_round(values: NDArray[np.float64], minibatches_per_round: int) -> NDArray[np.float64]:
@@ -207,14 +194,13 @@ def _whole_fetches(plan: EpochPlan, start: int, stop: int) -> Iterator[NDArray[n
         yield plan.delivered_rows(first, n).reshape(n, plan.fetch_factor, plan.batch_size)
 
 
-# Label counts, and the label entropy of known minibatches and of blocks.
+# Label counts, and the label entropy of known minibatches.
 #
 # The mixing of one label within another, such as the plate within the cell line, is ``H(a | b) =
 # H(a, b) - H(b)`` in each minibatch, over the cells that have both labels. This plug- in estimate
 # has a bias, larger than that of H(a), since a minibatch has fewer cells of each b: compare it
 # with the same estimate for random sampling, never with H(a | b) of the collection.
 
-# Rows of blocks whose entropies are computed together.
 # Rows that are counted at a time; NumPy needs 8 bytes for each.
 _ROWS_PER_PART = 1 << 20
 _MOST_PAIRS = np.iinfo(np.int64).max
@@ -274,15 +260,11 @@ def as_codes(labels: ArrayLike) -> NDArray[np.integer]:
             f"but got shape {codes.shape} and dtype {codes.dtype}"
         )
         raise ParameterError(msg)
-    return codes if codes.dtype.kind == "i" else _signed(codes)
-
-
-def _signed(codes: NDArray[np.unsignedinteger]) -> NDArray[np.signedinteger]:
-    """Return unsigned codes as int64, so that some can be marked as missing."""
     if codes.max() > np.iinfo(np.int64).max:
         msg = f"`labels` must be less than 2**63, but one is {codes.max()}; number labels from 0"
         raise ParameterError(msg)
-    return codes.astype(np.int64)
+    # Of signed codes, some can be marked as missing.
+    return codes if codes.dtype.kind == "i" else codes.astype(np.int64)
 
 
 def require_a_label_for_each(codes: NDArray[np.integer], n_rows: int) -> None:
@@ -362,26 +344,6 @@ def entropies_of(minibatches: NDArray[np.integer]) -> NDArray[np.float64]:
     known = np.maximum(1, np.bincount(minibatch, weights=lengths, minlength=len(labels)))
     entropies: NDArray[np.float64] = np.maximum(0.0, np.log2(known) - total / known)
     return entropies
-
-
-def within_block_bits(codes: NDArray[np.integer], block_size: int) -> float:
-    """Return the mean plug-in entropy of blocks, weighted by their rows, with a short last block.
-
-    Takes codes, block after block; uses the memory of about 100,000 rows, or of one larger block.
-
-    Examples
-    --------
-    >>> sorted_labels = np.repeat([0, 1, 2, 3], 300)
-    >>> [round(within_block_bits(sorted_labels, size), 3) for size in (10, 400)]
-    [0.0, 0.874]
-    """
-    at_once = max(1, _ROWS_AT_ONCE // block_size) * block_size
-    whole = codes.size - codes.size % block_size
-    parts: list[NDArray[np.integer]] = np.split(codes, [*range(at_once, whole, at_once), whole])
-    *of_whole, short = parts
-    total = sum(float(entropies_of(each.reshape(-1, block_size)).sum()) for each in of_whole)
-    in_short = float(entropies_of(short[None])[0]) if short.size else 0.0
-    return (total * block_size + in_short * short.size) / codes.size
 
 
 def random_of_known_statistic(codes: NDArray[np.integer], counts: NDArray[np.int64]) -> Statistic:
@@ -477,16 +439,15 @@ class LabelEntropy:
         Mean entropy of minibatches with its 95 % interval.
     n_minibatches
         Number of minibatches in the mean.
-    whole_fetches
-        Mean and spread without a partial last fetch, comparable with a measurement; None if there
-        are fewer than two whole fetches.
+    fetch_deviation
+        Standard deviation of the means of whole fetches; None if there are fewer than two.
     """
 
     block_size: int
     fetch_factor: int
     bits: Estimate
     n_minibatches: int
-    whole_fetches: FetchSpread | None
+    fetch_deviation: float | None
 
     @classmethod
     def of(cls, replay: PlanReplay, block_size: int, fetch_factor: int) -> "LabelEntropy":
@@ -496,7 +457,7 @@ class LabelEntropy:
             fetch_factor=fetch_factor,
             bits=replay.mean,
             n_minibatches=replay.n_minibatches,
-            whole_fetches=replay.whole_fetches,
+            fetch_deviation=replay.fetch_deviation,
         )
 
 

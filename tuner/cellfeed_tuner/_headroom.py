@@ -21,7 +21,7 @@ import numpy as np
 
 from cellfeed import ParameterError, StateError
 from cellfeed_tuner._constants import UTILIZATION
-from cellfeed_tuner._interval import Estimate, Spread, times
+from cellfeed_tuner._interval import Estimate, pooled_estimate, times
 
 # Least time of a turn. Chosen: long beside a switch, short beside a minute.
 _TURN_SECONDS = 1.0
@@ -79,7 +79,7 @@ class Headroom:
     def utilization(self) -> Estimate:
         """Share of its time that training computes, with its 95 % interval."""
         shares = [other / one for one, other in self._measured()]
-        found = Spread.of([shares]).estimate(float(np.mean(shares)), len(shares))
+        found = pooled_estimate(float(np.mean(shares)), len(shares), [shares])
         return Estimate(*(min(1.0, each) for each in (found.value, found.low, found.high)))
 
     @property
@@ -220,7 +220,9 @@ class Headroom:
     def _print_progress(self) -> None:
         """Print how far it is on stderr, seldom, and only on the first rank."""
         now = time.perf_counter()
-        if (self._printed and now - self._printed < _SECONDS_OF_LINE) or not _is_first():
+        if self._printed and now - self._printed < _SECONDS_OF_LINE:
+            return
+        if _are_several() and sys.modules["torch"].distributed.get_rank():
             return
         self._printed = now
         sys.stderr.write(
@@ -436,10 +438,6 @@ def _agreed(value: Any) -> Any:
     torch, values = sys.modules["torch"], [value]
     torch.distributed.broadcast_object_list(values, src=0)
     return values[0]
-
-
-def _is_first() -> bool:
-    return not _are_several() or sys.modules["torch"].distributed.get_rank() == 0
 
 
 def _are_several() -> bool:

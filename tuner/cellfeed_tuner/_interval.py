@@ -32,10 +32,6 @@ class Estimate:
     low: float
     high: float
 
-    def overlaps(self, other: "Estimate") -> bool:
-        """Return whether the intervals overlap."""
-        return self.low <= other.high and other.low <= self.high
-
 
 def mean_with_interval(samples: ArrayLike, *, weights: ArrayLike | None = None) -> Estimate:
     """Return the weighted mean of independent samples, shape (n,), with Student's 95 % interval.
@@ -63,47 +59,23 @@ def positive_estimate(mean: float, relative_error: float, freedom: float) -> Est
     return Estimate(mean, mean / times, mean * times)
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """How much replicates of one measurement differ, relative to their mean.
+def pooled_estimate(mean: float, n: int, replicates: Iterable[Sequence[float]]) -> Estimate:
+    """Return the mean of ``n`` positive replicates, with its 95 % interval.
 
-    A replicate is one process that measures for about a second. Its rounds share the state of the
-    machine at that moment, so their spread says little about the next replicate. The relative
-    spread is pooled over all configurations, because each has few replicates.
+    The relative spread is pooled over the replicates of several measurements, because each has few.
+    That of an idle machine (5 %) enters with two degrees of freedom.
 
-    Parameters
-    ----------
-    relative, freedom
-        Standard deviation and its degrees of freedom.
+    Examples
+    --------
+    >>> found = pooled_estimate(2.0, 2, [[1.0, 1.1, 0.9], [2.0], [3.0, 3.3]])
+    >>> found.value, round(found.high / found.value, 2)
+    (2.0, 1.15)
     """
-
-    relative: float
-    freedom: float
-
-    @classmethod
-    def of(cls, replicates: Iterable[Sequence[float]]) -> "Spread":
-        """Estimate it from the replicates of several measurements.
-
-        The usual spread on an idle machine (5 %) enters with two degrees of freedom.
-
-        Examples
-        --------
-        >>> spread = Spread.of([[1.0, 1.1, 0.9], [2.0], [3.0, 3.3]])
-        >>> round(spread.relative, 3), spread.freedom
-        (0.077, 5.0)
-        """
-        squares, n = _squares(replicates)
-        freedom = USUAL_FREEDOM + n
-        squares += USUAL_FREEDOM * USUAL_SPREAD**2
-        return cls((squares / freedom) ** 0.5, freedom)
-
-    def error(self, n: int) -> float:
-        """Return the relative standard error of a mean of ``n`` replicates."""
-        return float(self.relative / n**0.5)
-
-    def estimate(self, mean: float, n: int) -> Estimate:
-        """Return a mean of ``n`` replicates, above 0, with its 95 % interval."""
-        return positive_estimate(mean, self.error(n), self.freedom)
+    squares, freedom = USUAL_FREEDOM * USUAL_SPREAD**2, USUAL_FREEDOM
+    for values in map(np.asarray, replicates):
+        squares += float(((values / values.mean() - 1) ** 2).sum())
+        freedom += values.size - 1
+    return positive_estimate(mean, (squares / freedom / n) ** 0.5, freedom)
 
 
 def quotient(one: Estimate, other: Estimate) -> Estimate:
@@ -137,34 +109,11 @@ def _log_half_width(estimate: Estimate) -> float:
     return log(estimate.high / estimate.low) / 2
 
 
-def seen_spread(replicates: Iterable[Sequence[float]]) -> float | None:
-    """Return the spread of replicates without a prior; None if nothing was repeated.
-
-    Examples
-    --------
-    >>> seen_spread([[1.0, 1.25, 0.75], [2.0]]), seen_spread([[2.0]])
-    (0.25, None)
-    """
-    squares, freedom = _squares(replicates)
-    return (squares / freedom) ** 0.5 if freedom else None
-
-
 def _half_width(freedom: float) -> float:
     """Return half of Student's 95 % interval, in standard errors."""
     from scipy.special import stdtrit  # noqa: PLC0415 - showing intervals needs no SciPy
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
-
-
-def _squares(replicates: Iterable[Sequence[float]]) -> tuple[float, int]:
-    """Return the sum of squares about each mean, relative to it, and their degrees of freedom."""
-    squares, freedom = 0.0, 0
-    for each in replicates:
-        values = np.asarray(each, dtype=np.float64)
-        if values.size:
-            squares += float(((values / values.mean() - 1) ** 2).sum())
-            freedom += values.size - 1
-    return squares, freedom
 
 
 def interval(speed: Estimate) -> str:

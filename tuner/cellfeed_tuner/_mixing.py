@@ -1,10 +1,10 @@
 """How well labels are mixed in minibatches: as planned or, without a plan, as delivered."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from math import copysign, inf, isfinite, log, log2, sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from scipy.special import stdtrit
 
@@ -13,19 +13,15 @@ from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import BEYOND_CHANCE
 from cellfeed_tuner._entropy import (
     Conditional,
-    FetchSpread,
-    LabelCounts,
     LabelEntropy,
     Statistic,
     random_conditional_entropy_bits,
     random_of_known_statistic,
     statistic_of,
-    within_block_bits,
 )
 from cellfeed_tuner._interval import CONFIDENCE, Estimate, mean_with_interval
 from cellfeed_tuner._measuring._measurement import Measurement
 from cellfeed_tuner._results import (
-    Assumption,
     ConditionalEntropyBits,
     ConfigurationResult,
     EntropyBits,
@@ -51,13 +47,6 @@ CHANCE_OF_FALSE_ALARM = 1e-6
 # but throughput can be measured.
 LATE_MIXING_ROWS = 1 << 15
 
-# Whether a loader delivers its plan, and whether the theory explains the resulting entropy.
-#
-# The theory (`theory.expected_entropy_bits` and the paper's bounds) assumes that each block holds
-# one label, drawn independently of all others; that blocks and fetches are whole; and that all
-# rows have a label. No collection meets all of this, so each deviation is expressed in bits and
-# compared with the sampling error of the measurement.
-
 # Rounding error of sums of many logarithms.
 _ROUNDING = 1e-9
 
@@ -68,90 +57,10 @@ def wrong_data(fault: str) -> Verdict:
     return Verdict(kind="loader", sentence=sentence)
 
 
-@dataclass(frozen=True, slots=True)
-class Deviation:
-    """An assumption that fails, by how many bits this may shift the mean, and the reason."""
-
-    assumption: Assumption
-    bits: float
-    fact: str
-
-
-def deviations(
-    counted: LabelCounts,
-    within_block_bits: float,
-    *,
-    n_rows: int,
-    batch_size: int,
-    block_size: int,
-    fetch_factor: int,
-) -> list[Deviation]:
-    """Return which assumptions of the theory an epoch violates, the largest effect first.
-
-    An epoch delivers ``n_rows``, with labels in the proportions of ``counted``.
-
-    - Labels mixed inside blocks add at most the entropy within a block (chain rule).
-    - The n blocks of a fetch, drawn without replacement from N, have (N - n) / (N - 1) times the
-      plug-in bias of independent ones, (K - 1) / (2 n ln 2), and an entropy of at most log2 n; a
-      split block counts as two. Like the first, this cannot exceed random sampling.
-    - A short last block moves the boundaries of all blocks behind it: half of an epoch on average,
-      at most everything that is measured.
-    - A partial last fetch mixes like any fetch of its size, weighted by its share of the epoch.
-    - Missing labels make minibatches and fetches smaller, most so if whole blocks are missing,
-      which is assumed.
-    """
-    counts = counted.counts
-    fetch_size = batch_size * fetch_factor
-
-    def homogeneous(m: int = batch_size, f: int = fetch_factor, n: int | None = None) -> float:
-        return theory.expected_entropy_bits(counts, m, block_size, f, n_rows=n)
-
-    usual = homogeneous()
-    room = max(0.0, counted.random_entropy_bits(batch_size) - usual)
-    n_blocks = -(-n_rows // block_size)
-    in_fetch = max(1.0, min(fetch_size / block_size, n_blocks))
-    bias = (counts.size - 1) / (2 * in_fetch * log(2)) * (in_fetch - 1) / max(1, n_blocks - 1)
-    most = log2(in_fetch + (fetch_size % block_size > 0))
-    share_missing = counted.n_missing / counted.n_rows
-    known_rows = max(1, round(batch_size * (1 - share_missing)))
-    short, partial = n_rows % block_size, n_rows % fetch_size
-    in_partial = max(1, partial // batch_size)
-    per_fetch = fetch_size / block_size
-    found = [
-        Deviation(
-            "labels mixed inside blocks",
-            min(within_block_bits, room),
-            f"labels are mixed inside blocks ({within_block_bits:.2f} bits within one)",
-        ),
-        Deviation(
-            "few blocks",
-            min(bias, room, most - usual),
-            f"there are few blocks ({n_blocks:,} for {counts.size:,} labels, "
-            f"{per_fetch:{',.0f' if per_fetch >= 1 else '.2g'}} per fetch)",
-        ),
-        Deviation(
-            "partial last fetch",
-            partial / n_rows * (usual - homogeneous(f=in_partial)) if partial else 0.0,
-            f"the last fetch is partial ({partial / n_rows:.0%} of all cells)",
-        ),
-        Deviation(
-            "short last block",
-            2 * abs(homogeneous(n=n_rows) - usual) if short else 0.0,
-            f"the last block is short ({short:,} cells), so fetches split blocks",
-        ),
-        Deviation(
-            "missing labels",
-            usual - homogeneous(m=known_rows) if counted.n_missing else 0.0,
-            f"labels are missing in {share_missing:.1%} of all cells",
-        ),
-    ]
-    return sorted((each for each in found if each.bits > 0), key=lambda each: -each.bits)
-
-
 def standard_error_of(
     measured: Estimate,
     n_rounds: int,
-    planned: FetchSpread | None,
+    planned: float | None,
     *,
     fetches_per_round: int = 1,
     fetches_per_epoch: int,
@@ -160,7 +69,7 @@ def standard_error_of(
     """Return the standard error of the mean over rounds of whole fetches, the larger of two.
 
     The spread of the rounds themselves is misleading if they happen to be alike, for example when
-    most minibatches hold a single label; the spread of as many planned fetches is not. Fetches of
+    most minibatches hold a single label; the deviation ``planned`` of fetches is not. Fetches of
     one epoch share its rows: what one has in surplus, the others lack. If a fetch's entropy is a
     quadratic function of such surpluses, as it is near the collection's frequencies, those of N
     fetches correlate by 1 / (N - 1)^2, and the variance of their mean is N / (N - 1) times that of
@@ -169,7 +78,7 @@ def standard_error_of(
     n = fetches_per_epoch
     shared = n / (n - 1) if n > 1 else 1.0
     independent = max(1.0, n_rounds * fetches_per_round / fetches_per_block)
-    of_plan = planned.deviation * sqrt(shared / independent) if planned else 0.0
+    of_plan = (planned or 0.0) * sqrt(shared / independent)
     half = measured.high - measured.value
     if n_rounds < 2 or not isfinite(half):  # noqa: PLR2004 - a spread needs two
         return of_plan
@@ -186,75 +95,28 @@ def by_chance(standard_error: float, n: int, reach: float) -> float:
     return sqrt(2 * rarity) * standard_error + rarity * reach / (3 * n)
 
 
-def verdict(
-    bits: EntropyBits, *, standard_error: float, deviations: Sequence[Deviation]
-) -> Verdict | None:
-    """Compare the measured entropy of a loader that delivered its plan with the theory.
+def verdict(bits: EntropyBits, *, standard_error: float) -> Verdict | None:
+    """Compare the measured entropy of a loader that delivered its plan with the paper's bounds.
 
     A value within sampling error of a bound counts as inside. All figures are plug-in estimates
-    over minibatches of the same size, so their biases cancel. Partial fetches are not measured;
-    their effect on an epoch is known from the plan.
-
-    Parameters
-    ----------
-    bits
-        The entropy as measured, as planned for whole epochs, and in theory.
-    standard_error
-        Standard error of the measured entropy.
-    deviations
-        How the collection deviates from the assumptions of the theory, the largest effect first.
+    over minibatches of the same size, so their biases cancel. None without a measurement or theory.
     """
     if bits.measured is None or bits.homogeneous is None:
         return None
-    value, exact, epoch = bits.measured.value, bits.homogeneous, bits.expected.value
-    error = BEYOND_CHANCE * standard_error + _ROUNDING
-    off_exact = _beyond(value, exact, exact, error)
-    off = off_exact or _beyond(epoch, exact, exact, error)
-    if off and sum(each.bits for each in deviations) + error >= abs(off):
-        # A deviation below the standard error would not be visible.
-        failing = [each for each in deviations if each.bits > standard_error] or deviations[:1]
-        explained = [sum(each.bits for each in failing[:n]) for n in range(1, len(failing))]
-        enough = sum(bits + error < abs(off) for bits in explained) + 1
-        facts = " and ".join(each.fact for each in failing[:enough])
-        got = f"{value:.3f} were measured, as planned"
-        if not off_exact:
-            got = f"a whole epoch of the plan has {epoch:.3f}"
-        return Verdict(
-            kind="assumptions",
-            bits=off,
-            error_bits=error,
-            assumptions=tuple(each.assumption for each in failing),
-            sentence=f"The theory does not apply because {facts}: it expects {exact:.3f} bits, but "
-            f"{got}.",
-        )
+    value, error = bits.measured.value, BEYOND_CHANCE * standard_error + _ROUNDING
     low, high = bits.bounds
-    whose = "the paper's bounds"
-    if (low, high) != (bits.lower_bound, bits.upper_bound):
-        whose += ", widened to exact values"
-    bounds = f"{whose} ({low:.3f} to {high:.3f})"
-    if not off_exact:
-        return Verdict(
-            kind="inside",
-            error_bits=error,
-            sentence=f"Measured {value:.3f} bits, as planned: within sampling noise of the theory "
-            f"({exact:.3f}) and inside {bounds}.",
-        )
-    # The bounds include the exact expectation, so a value outside them is off it, too.
-    off_bounds = _beyond(value, low, high, error)
-    where = f"{off_bounds:+.3f} outside {bounds}, and" if off_bounds else f"inside {bounds}, but"
-    return Verdict(
-        kind="outside",
-        bits=off_bounds or off_exact,
-        error_bits=error,
-        sentence=f"Measured {value:.3f} bits, as planned, {where} {off_exact:+.3f} off the exact "
-        f"expectation ({exact:.3f}), although no assumption is known to fail.",
-    )
-
-
-def _beyond(value: float, low: float, high: float, error: float) -> float:
-    """Return how far a value lies outside a range, 0 if within the error."""
+    is_widened = (low, high) != (bits.lower_bound, bits.upper_bound)
     distance = max(low - value, value - high)
-    return copysign(distance, value - low) if distance > error else 0.0
+    off = copysign(distance, value - low) if distance > error else 0.0
+    where = f"{distance:.3f} {'below' if off < 0 else 'above'}" if off else "inside"
+    return Verdict(
+        kind="outside" if off else "inside",
+        bits=off,
+        error_bits=error,
+        sentence=f"Measured {value:.3f} bits, as planned: {where} the paper's bounds"
+        f"{', widened to exact values' if is_widened else ''} ({low:.3f} to {high:.3f}). Blocks of "
+        f"one label each, drawn independently, would give {bits.homogeneous:.3f}.",
+    )
 
 
 class _RandomOf(NamedTuple):
@@ -305,7 +167,6 @@ class Mixing:
         self._random, self._random_within = self._random_bits()
         self._replayed = cache(self._replayed_until_clear)
         self._planned = cache(self._planned_entropies)
-        self._deviations, self._within = cache(self._deviations_of), cache(self._within_blocks)
         self._is_late: Callable[[], bool] = lambda: False
         self._measured = dict[Configuration, Measurement]()
         self._delivered = dict[Settings, _Estimates]()
@@ -434,7 +295,7 @@ class Mixing:
     ) -> str:
         random, most = self._random[label.name], log2(self._plans.batch_size)
         most = min(most, log2(max(1, label.target.counts.size)))
-        fetches = None if replayed is None else replayed.whole_fetches
+        fetches = None if replayed is None else replayed.fetch_deviation
         n, deviation = result.n_rounds + 1, self._standard_error(bits, label, result, fetches)
         said = f"minibatches have {bits.value:.3f} bits of {label.name}, but "
         error = by_chance(deviation, n, most - random) + WRONG_SHARE * random
@@ -571,18 +432,18 @@ class Mixing:
         replayed = self._replayed(settings) if self._plans.has_theory else None
         if replayed is None or result.cells_per_second is None or bits.measured is None:
             return None
-        planned = replayed[label.name].whole_fetches
+        planned = replayed[label.name].fetch_deviation
         if planned is None:
             return None
         error = self._standard_error(bits.measured, label, result, planned)
-        return verdict(bits, standard_error=error, deviations=self._deviations(label, settings))
+        return verdict(bits, standard_error=error)
 
     def _standard_error(
         self,
         bits: Estimate,
         label: Label,
         result: ConfigurationResult,
-        planned: FetchSpread | None,
+        planned: float | None,
     ) -> float:
         """Return the standard error of a measured entropy."""
         configuration = result.configuration
@@ -595,22 +456,6 @@ class Mixing:
             fetches_per_epoch=label.n_per_epoch // fetch_size,
             fetches_per_block=-(-configuration.block_size // fetch_size),
         )
-
-    def _deviations_of(self, label: Label, settings: Settings) -> "list[Deviation]":
-        block_size, fetch_factor, *others = settings
-        return deviations(
-            label.target,
-            self._within(label, block_size, *others),
-            n_rows=label.n_per_epoch,
-            batch_size=self._plans.batch_size,
-            block_size=block_size,
-            fetch_factor=fetch_factor,
-        )
-
-    def _within_blocks(self, label: Label, block_size: int, *others: Any) -> float:
-        in_blocks = self._plans.rows_in_blocks((1, 1, *others))
-        codes = label.codes if in_blocks is None else label.codes[in_blocks(block_size)]
-        return within_block_bits(codes, block_size)
 
     def _order(self, label: Label, block_size: int) -> StorageOrder:
         in_blocks, single_rows = (self._replayed((size, 1)) or {} for size in (block_size, 1))
@@ -696,7 +541,7 @@ def storage_order(
     ``n_distinct`` of an epoch. Both replays are at fetch factor 1.
     """
     # One minibatch to a fetch, so that fetches are minibatches.
-    deviation = single_rows.whole_fetches.deviation if single_rows.whole_fetches else 0.0
+    deviation = single_rows.fetch_deviation or 0.0
     n = min(in_blocks.n_minibatches, max(1, n_distinct))
     return StorageOrder(
         block_size=in_blocks.block_size,

@@ -48,17 +48,12 @@ class World:
         world._check()
         return world
 
-    @property
-    def is_on_one_machine(self) -> bool:
-        """Whether all ranks are on this machine."""
-        return self.world_size == self.local_world_size
-
     def _check(self) -> None:
         are_in_order = (
             self.rank < self.world_size
             and self.local_rank < self.local_world_size <= self.world_size
             and self.local_rank <= self.rank
-            and (not self.is_on_one_machine or self.rank == self.local_rank)
+            and (self.world_size > self.local_world_size or self.rank == self.local_rank)
         )
         if not are_in_order:
             msg = (

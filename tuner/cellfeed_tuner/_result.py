@@ -31,7 +31,7 @@ from cellfeed_tuner._results import (
     SearchedStrategy,
     StorageOrder,
 )
-from cellfeed_tuner._storage_advice import StorageAdvice
+from cellfeed_tuner._storage_advice import StorageAdvice, epochs_until_paid
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -169,9 +169,6 @@ class AutotuneResult:
         The space that configurations were taken from; None if all were listed.
     busy
         CPU use by other programs; None if not measured.
-    replicate_spread
-        Relative standard deviation of replicates of one configuration, pooled over all; None if
-        nothing was measured twice.
     interrupted
         Whether Ctrl-C ended the run early.
     cut_short
@@ -216,7 +213,6 @@ class AutotuneResult:
     storage_advice: tuple[StorageAdvice, ...] = ()
     ranges: Ranges | None = None
     busy: Busy | None = None
-    replicate_spread: float | None = None
     interrupted: bool = False
     cut_short: str = ""
     loader_fault: str | None = None
@@ -246,6 +242,38 @@ class AutotuneResult:
         configuration = self.recommended.configuration
         found = (each for each in self.configurations if each.configuration == configuration)
         return next(found, None)
+
+    @property
+    def without_workers(self) -> ConfigurationResult | None:
+        """The fastest that was timed without workers and meets the constraints."""
+        asked = self.constraints
+        found = {
+            each.cells_per_second.value: each
+            for each in self.configurations
+            if each.cells_per_second is not None
+            and not each.configuration.num_workers
+            and asked.mixes(each.least_mixed.share_of_random)
+            and (each.peak_memory_bytes or 0) <= asked.memory_bytes
+        }
+        return found[max(found)] if found else None
+
+    @property
+    def epochs_until_workers_paid(self) -> int | None:
+        """After how many epochs the recommended workers, started once, have saved their start.
+
+        Compared with `without_workers`; None without workers, or if they are not known to pay.
+        """
+        chosen, other = self.recommended, self.without_workers
+        if chosen is None or other is None or not chosen.configuration.num_workers:
+            return None
+        if chosen.cells_per_second is None or other.cells_per_second is None:
+            return None
+        n_cells = self.dataset.n_visited * self.ranks.n_local / self.ranks.n_total
+        return epochs_until_paid(
+            conversion_seconds=chosen.start_seconds,
+            epoch_seconds=n_cells / other.cells_per_second.value,
+            epoch_seconds_then=n_cells / chosen.cells_per_second.value,
+        )
 
     @property
     def sentence(self) -> str:

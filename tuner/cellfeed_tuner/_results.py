@@ -15,37 +15,30 @@ if TYPE_CHECKING:
 
 Status = Literal[
     "compared", "timed", "too long", "too few cells", "over memory", "too slow", "mixes less",
-    "below entropy floor", "out of budget", "interrupted", "failed",
+    "below entropy floor", "out of budget", "failed",
 ]  # fmt: skip
 STATUS_MEANINGS: dict[Status, str] = {
     "compared": "timed in turns with the recommended one",
     "timed": "timed by itself",
-    "too long": "no whole fetch ended in the time there was",
+    "too long": "took too long",
     "too few cells": "not timed: too few cells in the collection",
     "over memory": "not timed: over the memory limit",
     "too slow": "not timed: predicted slower than the best",
     "mixes less": "not timed: it mixes less than others that are fast enough",
     "below entropy floor": "not timed: it mixes too little",
-    "out of budget": "not timed: no time left; see --budget",
-    "interrupted": "not timed: the run was interrupted before",
+    "out of budget": "not timed: the run ended before; see --budget",
     "failed": "failed",
 }
 """What each status means, in a clause."""
 
-VerdictKind = Literal["inside", "outside", "assumptions", "loader"]
+VerdictKind = Literal["inside", "outside", "loader"]
 MEANINGS: dict[VerdictKind, str] = {
     "inside": "as planned, and inside the paper's bounds.",
-    "outside": "as planned, but outside the bounds or off the exact expectation, although the "
-    "theory should apply.",
-    "assumptions": "as planned, but this collection violates an assumption of the theory.",
+    "outside": "as planned, but outside the paper's bounds, since this collection's blocks are not "
+    "of one label each, drawn independently.",
     "loader": "not as planned: the loader delivered wrong data.",
 }
 """What each kind of verdict means."""
-Assumption = Literal[
-    "labels mixed inside blocks", "few blocks", "partial last fetch", "short last block",
-    "missing labels",
-]  # fmt: skip
-"""What can keep the theory from applying."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,24 +49,19 @@ class Verdict:
     ----------
     kind
         "loader" if the loader did not deliver its plan. If it did: "inside" or "outside" the
-        bounds, or "assumptions" if the theory does not apply.
+        paper's bounds, which are of blocks of one label each, drawn independently.
     sentence
         The finding in one sentence.
     bits
-        How far off the entropy is. For "outside": from the nearer bound, or inside the bounds
-        from the exact expectation. For "assumptions": from the exact expectation for homogeneous
-        blocks. Otherwise 0.
+        How far the entropy lies outside the bounds, below them if negative; 0 inside.
     error_bits
         Sampling error of that.
-    assumptions
-        Assumptions that fail, the largest effect first.
     """
 
     kind: VerdictKind
     sentence: str
     bits: float = 0.0
     error_bits: float = 0.0
-    assumptions: tuple[Assumption, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

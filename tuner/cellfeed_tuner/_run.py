@@ -279,7 +279,6 @@ class Run:
             if not len(self._search.measurements):
                 raise
             self.interrupted = True
-            self._search.interrupt()
             if self._recommended is None:
                 self._choose()
 
@@ -329,7 +328,6 @@ class Run:
             storage_advice=self._storage_advice,
             ranges=self._ranges() if request.space.is_large else None,
             busy=Busy.of(measured.others),
-            replicate_spread=measured.replicate_spread,
             interrupted=self.interrupted,
             cut_short=self._cut_short,
             loader_fault=next((f"{each}: {fault}" for each, fault in faults.items()), None),
@@ -368,6 +366,8 @@ class Run:
             )
         if self.request.constraints.need_cells_per_second is not None and each.cells_per_second:
             return replace(each, relative=quotient(each.cells_per_second, chosen.cells_per_second))
+        if not self._search.is_predictable(each.configuration):
+            return each
         relative = self._search.ordering.ratio(each.configuration, chosen.configuration)
         speed = each.cells_per_second
         if speed is not None and relative is not None:

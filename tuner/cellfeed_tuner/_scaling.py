@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cellfeed.machine import usable_cores, usable_cpu_count
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import FEWEST_ROUNDS, LEAST_LIMIT_LEFT
-from cellfeed_tuner._interval import Estimate, Spread, mean_with_interval, scaled
+from cellfeed_tuner._interval import Estimate, mean_with_interval, pooled_estimate, scaled
 from cellfeed_tuner._measuring._measurement import Measurement, pooled
 from cellfeed_tuner._measuring._page_cache import CacheState
 from cellfeed_tuner._ranks import FedRanks, Limit, Ranks, Scaling
@@ -275,15 +275,12 @@ class ScalingSearch:
         return measured
 
     def _speed(self, kind: str) -> Estimate:
-        spread = Spread.of(
-            [
-                [s for each in found for s in each.replicate_seconds]
-                for found in self._found.values()
-            ]
-        )
+        seconds = [
+            [s for each in found for s in each.replicate_seconds] for found in self._found.values()
+        ]
         found = pooled(self._found[kind])
         mean = found.cells_per_round / float(np.mean(found.replicate_seconds))
-        return spread.estimate(mean, len(found.replicate_seconds))
+        return pooled_estimate(mean, len(found.replicate_seconds), seconds)
 
     def _conclude(self, measured: Mapping[int, Estimate]) -> Scaling:
         one, two = self._speed("one"), self._speed("two")

@@ -1,7 +1,7 @@
 """The subject of tuning: rows of a collection, or any loader; its labels and plans."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -38,9 +38,6 @@ from cellfeed_tuner._entropy import (
 MOST_DRAWS = 1 << 22
 # Draws of several epochs where one has fewer. Chosen: frequencies are then known to 0.1 %.
 _LEAST_DRAWS = 1 << 18
-# Rows of an epoch that show how labels are distributed over its blocks. Chosen: thousands of
-# typical blocks.
-MOST_IN_BLOCKS = 1 << 18
 # Fewest cells per value, on average, for values to be labels and not identifiers; and, for
 # fractions, to be labels and not a quantity. Chosen.
 LEAST_CELLS_PER_LABEL, LEAST_CELLS_PER_FRACTION = 2, 10
@@ -458,12 +455,6 @@ class Selected:
         """How many rows each of `drawn_rows` represents."""
         return -(-self.n_drawn // MOST_DRAWS)
 
-    def rows_in_blocks(self, block_size: int) -> NDArray[np.int64]:
-        """Return the rows of the first blocks of an epoch, block after block."""
-        strategy, n_rows = self.blocks(block_size), len(self.collection)
-        n = min(strategy.n_positions(n_rows), max(block_size, MOST_IN_BLOCKS))
-        return strategy.epoch_order(n_rows=n_rows, epoch_key=0)(np.arange(n))
-
     def label(
         self,
         name: str,
@@ -554,10 +545,6 @@ class Plans(ABC):
         size: int = settings[0]
         return size
 
-    def rows_in_blocks(self, settings: Settings) -> Callable[[int], NDArray[np.int64]] | None:  # noqa: ARG002
-        """Return a function that gives rows block after block; None for the order of storage."""
-        return None
-
 
 class BlockPlans(Plans):
     """Plans of cellfeed's own loader.
@@ -602,11 +589,6 @@ class BlockPlans(Plans):
     def block_size(self, settings: Settings) -> float:
         """Return the effective block size; see `theory`."""
         return effective_block_size(self._plan(settings).strategy, self._n_rows)
-
-    def rows_in_blocks(self, settings: Settings) -> Callable[[int], NDArray[np.int64]] | None:
-        """Return a function that gives rows block after block; None for the order of storage."""
-        selected = self._aligned(_align(settings))
-        return None if selected is None else selected.rows_in_blocks
 
     def _plan(self, settings: Settings) -> EpochPlan:
         return EpochPlan(

@@ -218,7 +218,7 @@ _SHADES = ListedColormap(mpl.colormaps["Blues"](np.linspace(0.12, 0.55, 256)))
 _HATCH, _HATCH_COLOUR = "//", "#b8b8b8"
 # Of a square, and of a panel at least.
 _SQUARE_INCHES, _LEAST_INCHES = np.array([0.74, 0.42]), (3.6, 1.6)
-_LONGEST_WORD = len("interrupted")
+_LONGEST_WORD = len("too few cells")
 _GRID = ["block_size", "fetch_factor"]
 
 
@@ -243,7 +243,8 @@ def _draw_grid(axes: Axes, result: AutotuneResult, quantity: Quantity) -> list[s
     table = result.table()
     table["mixes"] = table["share_of_random"].map(result.constraints.mixes)
     table["is_timed"] = table["known"].isin(["timed", "compared"])
-    table = table.sort_values(["is_recommended", counts, value], na_position="first")
+    order = ["is_recommended", counts, value, "peak_memory_bytes"]  # which only what ran has
+    table = table.sort_values(order, na_position="first")
     squares = table.drop_duplicates(_GRID, keep="last").set_index(_GRID)
     coloured = squares[value].where(squares[counts])
     if quantity == "throughput":

@@ -2,14 +2,12 @@
 
 import json
 import os
-import shutil
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any
 
 import click
 import torch  # noqa: F401 - if missing, report that instead of the error that SciPy makes of it
@@ -19,6 +17,7 @@ from cellfeed.console import interrupted
 from cellfeed_tuner import _autotune
 from cellfeed_tuner._profile import profiled
 from cellfeed_tuner._ranks import World
+from cellfeed_tuner._reports._progress import LiveDisplay
 from cellfeed_tuner._reports._text import code_to_paste, print_report
 from cellfeed_tuner._request import Request
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult, replaced_file
@@ -27,22 +26,6 @@ from cellfeed_tuner._time_budget import TimeBudget
 # Seconds that the command reserves for the picture and the page, or this share of what its start
 # took, whichever is more. Measured: what these take, also on a busy machine.
 WRITING_SECONDS, WRITING_SHARE = 3.0, 0.7
-
-_STAGES = {
-    "machine": "Inspecting the machine",
-    "entropy": "Computing label entropy",
-    "start": "Starting the measuring process",
-    "compile": "Reading one fetch, before anything is timed",
-    "throughput": "Measuring throughput",
-    "profile": "Timing the grid",
-    "explain": "Finding the bottleneck",
-}
-# How often the line in a terminal changes, and how often there is another without one. Chosen:
-# nobody should wonder whether it hangs.
-_SECONDS_OF_TERMINAL, _SECONDS_OF_LINE = 1.0, 15.0
-_WIPE = "\r\x1b[K"  # to the start of the line, and clear it
-# Longer times are given in minutes.
-_MINUTES_FROM = 120.0
 
 
 def run(
@@ -131,7 +114,7 @@ def _print(result: AutotuneResult, saved: Path, *, as_json: bool) -> None:
 
 
 def _progress(
-    display: "LiveDisplay",
+    display: LiveDisplay,
     budget: TimeBudget,
     stage: str,
     done: float,
@@ -161,50 +144,3 @@ def _write(
     with replaced_file(page) as file:
         file.write(text.encode())
     return [saved, picture, page]
-
-
-def _spent(stage: str, done: float, total: float) -> str:
-    """Return how far a stage is that takes long."""
-    if stage == "profile":
-        left = total - done
-        return f"{left:.0f} s left" if left < _MINUTES_FROM else f"{left / 60:.0f} min left"
-    return f"{done:.0f} of {total:.0f} s" if stage == "throughput" else ""
-
-
-class LiveDisplay:
-    """What is being done, on stderr: in a terminal, a line that is overwritten once a second.
-
-    Without a terminal, a line for each stage, and one every 15 s. It has no thread, and writes only
-    when progress is reported, which never happens during a timed measurement.
-    """
-
-    def __init__(
-        self, file: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._file, self._clock = file or sys.stderr, clock
-        self._is_terminal = self._file.isatty()
-        self._stage, self._drawn = "", 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_terminal:
-            self._file.write(_WIPE)
-
-    def show(self, stage: str, done: float, total: float, doing: str = "") -> None:
-        """Show the progress of a stage, and what is being done."""
-        is_new, now = stage != self._stage, self._clock()
-        seconds_apart = _SECONDS_OF_TERMINAL if self._is_terminal else _SECONDS_OF_LINE
-        if not is_new and now < self._drawn + seconds_apart:
-            return
-        self._stage, self._drawn = stage, now
-        said, spent = _STAGES.get(stage, stage), _spent(stage, done, total)
-        if self._is_terminal:
-            text = ": ".join(filter(None, [said, spent, doing]))
-            self._file.write(_WIPE + text[: shutil.get_terminal_size().columns - 1])
-        elif is_new:
-            self._file.write(f"{said} ...\n")
-        elif doing:
-            self._file.write(f"  {spent}: {doing}\n")
-        self._file.flush()

@@ -36,7 +36,7 @@ from cellfeed_tuner._dataloaders._remade import Epoch, remade
 from cellfeed_tuner._headroom import saved_random_numbers, synchronize
 from cellfeed_tuner._interval import Estimate, mean_with_interval
 from cellfeed_tuner._machine import ProcessorClock
-from cellfeed_tuner._measuring._process import WORKER_ENDED, Outcome, failure_of
+from cellfeed_tuner._measuring._process import Outcome, failure_of
 from cellfeed_tuner._measuring._timing import Findings, Round, Started, Step, TimingRequest
 from cellfeed_tuner._results import Waiting
 
@@ -143,14 +143,13 @@ class LoaderTimer:
             self._loader, request, self.epoch,
             step=self._step, labels_of=self._labels_of, limit_seconds=limit_seconds,
         )  # fmt: skip
-        clock, failure, n_killed = ProcessorClock(), "", 0
+        clock, failure = ProcessorClock(), ""
         try:
             replicate.run()
         except CellfeedError:
             raise
         except Exception as error:  # noqa: BLE001 - any error belongs in the report
             failure = failure_of(error)
-            n_killed = int(bool(WORKER_ENDED.match(failure)))
         memory = max(0, _own_memory() - memory_before) + replicate.worker_memory
         n = replicate.n_of_epoch
         if n and self.epoch.n_minibatches is None and not settings.num_workers:
@@ -165,7 +164,6 @@ class LoaderTimer:
             events=(*replicate.events, findings),
             peak_memory_bytes=memory,
             failure=failure or None,
-            n_killed=n_killed,
             others=clock.others(replicate.worker_cpu_seconds),
         )
 

@@ -2,7 +2,6 @@
 
 import math
 import multiprocessing
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -26,13 +25,14 @@ from cellfeed_tuner._interval import is_unknown, times
 from cellfeed_tuner._machine import ProcessorTime, processor_time_between, thread_times
 from cellfeed_tuner._measuring._timing import Round, Step, TimingRequest
 from cellfeed_tuner._ranks import Ranks
+from cellfeed_tuner._reports._progress import LiveDisplay
 from cellfeed_tuner._request import Request, check_numbers
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
 from cellfeed_tuner._results import Constraints, Dataset
 from cellfeed_tuner._run import Run
 from cellfeed_tuner._searching._space import Space
 from cellfeed_tuner._subject import LoaderPlans, Tunable
-from cellfeed_tuner._time_budget import TimeBudget
+from cellfeed_tuner._time_budget import TimeBudget, silent
 
 # Numbers of minibatches that a worker reads ahead. Chosen: PyTorch's default, and one that evens
 # out minibatches of different duration.
@@ -47,8 +47,6 @@ LOOK_SECONDS, LOOK_SHARE = 5.0, 0.2
 START_SECONDS, SLOW_START_SECONDS, LONG_EPOCH = 0.2, 5.0, 20
 # Least duration of a round. Chosen: long compared with taking its time.
 ROUND_SECONDS = 0.005
-# Most characters of the progress line, so that it is one line. Chosen: a terminal has 80.
-MOST_COLUMNS = 79
 # Cells of an epoch, so that none is too short to be timed.
 _ANY_NUMBER = 1 << 60
 
@@ -161,14 +159,14 @@ def tune_dataloader(
     with _quiet():
         remade(loader)  # or it is refused, before any time is spent
     check_numbers(seed, budget=budget, memory=memory)
-    _check(loader, batch_sizes, prefetch_factors)
+    _check(loader, workers, batch_sizes, prefetch_factors)
     n_bytes = usable_memory_bytes() if memory is None else int(memory)
     timer = LoaderTimer(
         loader, step=step, labels_of=_labels_of(label), label=name, memory_bytes=n_bytes
     )
-    with _quiet(), random_states_kept(loader), _ProgressLine(shown=verbose) as progress:
+    with _quiet(), random_states_kept(loader), LiveDisplay() as display:
+        progress = display.show if verbose else silent
         progress("start", 0, 1)
-        _check_workers(workers)
         seconds, busy = _look(timer, min(LOOK_SECONDS, LOOK_SHARE * budget), workers, seed)
         numbers = _numbers_of_workers(workers, loader.num_workers, busy)
         methods = _usable_methods(timer, loader, start_methods, max(numbers), seed)
@@ -195,8 +193,14 @@ def tune_dataloader(
 
 
 def _check(
-    loader: DataLoader[Any], batch_sizes: Sequence[int], prefetch_factors: Sequence[int]
+    loader: DataLoader[Any],
+    workers: Sequence[int] | None,
+    batch_sizes: Sequence[int],
+    prefetch_factors: Sequence[int],
 ) -> None:
+    if workers is not None and (not workers or min(workers) < 0):
+        msg = f"`workers` must be numbers of at least 0, but got {list(workers)}"
+        raise ParameterError(msg)
     if batch_sizes and not loader.batch_size:
         msg = "`batch_sizes` need a DataLoader with a `batch_size`; this one has none"
         raise ParameterError(msg)
@@ -230,12 +234,6 @@ def _labels_of(label: str | int | Labels | None) -> Labels | None:
 
 
 # What to measure.
-
-
-def _check_workers(asked: Sequence[int] | None) -> None:
-    if asked is not None and (not asked or min(asked) < 0):
-        msg = f"`workers` must be numbers of at least 0, but got {list(asked)}"
-        raise ParameterError(msg)
 
 
 def _numbers_of_workers(asked: Sequence[int] | None, own: int, busy: float) -> list[int]:
@@ -486,35 +484,3 @@ def _quiet() -> Iterator[None]:
         ):
             warnings.filterwarnings("ignore", message=message)
         yield
-
-
-class _ProgressLine:
-    """Progress on one line of stderr that is overwritten; nothing if that is a file."""
-
-    _LEAST_SECONDS_APART = 0.5
-
-    def __init__(self, *, shown: bool) -> None:
-        is_notebook = type(sys.stderr).__module__.startswith("ipykernel")
-        self._is_shown = shown and sys.stderr is not None and (is_notebook or sys.stderr.isatty())
-        self._drawn, self._length = -math.inf, 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._length:
-            self._write("")
-
-    def __call__(self, stage: str, done: float, total: float, doing: str = "") -> None:
-        """Show what is being done."""
-        now = time.monotonic()
-        if self._is_shown and now >= self._drawn + self._LEAST_SECONDS_APART:
-            self._drawn = now
-            spent = f"{done:.0f} of {total:.0f} s: {doing}" if doing else stage
-            self._write(f"tune_dataloader: {spent}")
-
-    def _write(self, text: str) -> None:
-        text = text[:MOST_COLUMNS]
-        sys.stderr.write(f"\r{text.ljust(self._length)}\r{text}")
-        sys.stderr.flush()
-        self._length = len(text)

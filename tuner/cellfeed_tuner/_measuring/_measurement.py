@@ -93,8 +93,6 @@ class Measurement:
         Why it failed, or empty.
     is_infeasible
         Whether it failed because an epoch has too few whole fetches.
-    n_killed
-        How often a process or a worker was killed; it was then tried once more.
     n_requests
         Concurrent requests to a server at the end; 0 if there were none.
     others
@@ -124,22 +122,11 @@ class Measurement:
     sampled: tuple[DeliveredCell, ...] = ()
     failure: str = ""
     is_infeasible: bool = False
-    n_killed: int = 0
     n_requests: int = 0
     others: OtherPrograms = field(default_factory=OtherPrograms)
     num_threads: int = 1
     num_function_threads: int = 0
     compiling_seconds: float = 0.0
-
-    @property
-    def note(self) -> str:
-        """A remark beside its status and figures; may be empty."""
-        if not self.n_killed:
-            return self.failure
-        times = {1: "once", 2: "twice"}.get(self.n_killed, f"{self.n_killed} times")
-        if self.failure:
-            return f"{self.failure} (killed {times})"
-        return f"killed {times}, perhaps for want of memory, and tried again"
 
     @property
     def status(self) -> MeasurementStatus:
@@ -289,7 +276,6 @@ def measured(request: TimingRequest, outcome: Outcome) -> Measurement:
         is_infeasible=bool(infeasible),
         n_requests=max((each.n_requests for each in found.values()), default=0),
         compiling_seconds=max((each.compiling_seconds for each in found.values()), default=0.0),
-        n_killed=outcome.n_killed,
         others=outcome.others,
         **start,
     )
@@ -349,7 +335,6 @@ def pooled(measurements: Sequence[Measurement]) -> Measurement:
         round_entropy_bits=dict(entropies),
         peak_memory_bytes=max(each.peak_memory_bytes for each in measurements),
         is_infeasible=any(each.is_infeasible for each in measurements),
-        n_killed=sum(each.n_killed for each in measurements),
         others=sum((each.others for each in measurements), OtherPrograms()),
         **joined,
         **first,

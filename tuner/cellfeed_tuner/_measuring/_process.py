@@ -1,17 +1,15 @@
 """A process beside this one in which configurations are timed.
 
 Each configuration runs in fresh children of that process, one for each rank. So its memory is its
-own, nothing is left over from another, and one that is killed takes nothing with it: it is tried
-once more, since memory may have been short for a moment only. The process holds the subject of
-requests, such as a collection, and has no other threads, so that it can fork safely; it is started
-without multiprocessing, which would run a user's script again.
+own, nothing is left over from another, and one that is killed takes nothing with it. The process
+holds the subject of requests, such as a collection, and has no other threads, so that it can fork
+safely; it is started without multiprocessing, which would run a user's script again.
 """
 
 import contextlib
 import errno
 import multiprocessing
 import os
-import re
 import signal
 import struct
 import subprocess
@@ -20,7 +18,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from mmap import mmap
 from multiprocessing.connection import Connection, wait
@@ -49,8 +47,6 @@ ANSWER_SECONDS = 4.0
 # processor. Chosen: slow loaders are regular, or compute.
 HUNG_SHARE, HUNG_TIMES, COMPUTING_SHARE = 0.5, 3.0, 0.05
 
-# PyTorch's message in the process whose worker was killed, or ended without a word.
-WORKER_ENDED = re.compile(r"DataLoader worker \(pid.*(by signal: Killed|exited unexpectedly)")
 _OF_REQUESTS = "cellfeed_tuner._measuring._timing"  # which imports this module
 _PROGRESS = struct.Struct("q")
 _ENDING_SECONDS = 0.01
@@ -86,14 +82,13 @@ class Outcome:
     """The events that the first child reported, in order, and those of the others.
 
     ``peak_memory_bytes`` is of all children and their workers, sampled. ``failure`` is None also
-    if only the time was up. ``n_killed`` counts the tries, of at most two, that ended in a kill.
+    if only the time was up.
     """
 
     events: tuple[object, ...]
     peak_memory_bytes: int
     failure: str | None
     events_of_others: tuple[tuple[object, ...], ...] = ()
-    n_killed: int = 0
     others: OtherPrograms = field(default_factory=OtherPrograms)
 
 
@@ -167,9 +162,8 @@ class MeasuringProcess:
     def run(self, request: Request, *, limit_seconds: float) -> Outcome:
         """Run a request in children, which are killed after ``limit_seconds``.
 
-        If one of them or of their workers is killed by something else, other children try once
-        more, in the rest of the time. A `CellfeedError` of a child, such as for a damaged file, is
-        raised here; also `MeasuringError` if the process itself does not answer.
+        A `CellfeedError` of a child, such as for a damaged file, is raised here; also
+        `MeasuringError` if the process itself does not answer.
         """
         outcome: Outcome | CellfeedError = self._answer_to(
             (request, limit_seconds), limit_seconds + ANSWER_SECONDS
@@ -213,9 +207,7 @@ def serve(fd: int, path: Sequence[str]) -> None:
             request, limit_seconds = connection.recv()
             # The parent sends nothing before it has the answer, so input means that it has ended.
             try:
-                outcome = _run_twice_if_killed(
-                    subject, request, limit_seconds, abandoned=connection.poll
-                )
+                outcome = _run_in_children(subject, request, limit_seconds, connection.poll)
             except (MemoryError, OSError) as error:
                 if isinstance(error, OSError) and error.errno not in _NO_MEMORY_TO_FORK:
                     raise
@@ -223,29 +215,9 @@ def serve(fd: int, path: Sequence[str]) -> None:
             connection.send(outcome)
 
 
-def _run_twice_if_killed(
-    subject: Any, request: Request, limit_seconds: float, abandoned: Callable[[], bool]
-) -> Outcome | CellfeedError:
-    start = time.monotonic()
-    first = _run_in_children(subject, request, limit_seconds, abandoned)
-    left = start + limit_seconds - time.monotonic()
-    if isinstance(first, CellfeedError) or not first.n_killed or left <= 0:
-        return first
-    second = _run_in_children(subject, request, left, abandoned)
-    if isinstance(second, CellfeedError):
-        return second
-    return replace(
-        second,
-        peak_memory_bytes=max(first.peak_memory_bytes, second.peak_memory_bytes),
-        n_killed=first.n_killed + second.n_killed,
-        others=first.others + second.others,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Ended:
     failure: str | CellfeedError | None = None
-    was_killed: bool = False
 
 
 def _run_in_children(
@@ -299,7 +271,6 @@ def _run_in_children(
         events_of_others=tuple(map(tuple, events[1:])),
         peak_memory_bytes=usage.peak_memory_bytes,
         failure=end.failure,
-        n_killed=int(end.was_killed),
         others=others,
     )
 
@@ -376,8 +347,7 @@ def _next_event(receiver: "Connection[Any, Any]", pid: int, of_rank: str) -> obj
     deadline = time.monotonic() + ANSWER_SECONDS / 2
     while (found := end_of(pid)) is None and time.monotonic() < deadline:
         time.sleep(_ENDING_SECONDS)  # its connection is closed, but it may still be ending
-    how, was_killed = found or ("closed its connection", False)
-    return _Ended(f"the process{of_rank} {how}", was_killed=was_killed)
+    return _Ended(f"the process{of_rank} {found or 'closed its connection'}")
 
 
 class Finished:
@@ -417,8 +387,7 @@ def _child(subject: Any, request: Request, report: _Report) -> None:
     except CellfeedError as error:
         report(_Ended(error))
     except Exception as error:  # noqa: BLE001 - any error belongs in the report
-        failure = failure_of(error)
-        report(_Ended(failure, was_killed=bool(WORKER_ENDED.match(failure))))
+        report(_Ended(failure_of(error)))
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else bool(end.code)
     finally:
@@ -502,23 +471,23 @@ def tree_cpu_seconds(pid: int) -> float:
         return 0.0
 
 
-def end_of(pid: int) -> tuple[str, bool] | None:
-    """Return how a child ended, in words, and whether it was killed; None if it still runs.
+def end_of(pid: int) -> str | None:
+    """Return how a child ended, in words; None if it still runs.
 
     Its status is kept for `reap`.
     """
     try:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # it was reaped
-        return "ended", False
+        return "ended"
     if found is None:
         return None
     if found.si_code == os.CLD_EXITED:
-        return f"exited with status {found.si_status}", False
+        return f"exited with status {found.si_status}"
     if found.si_status == signal.SIGKILL:
-        return "was killed, perhaps for want of memory", True
+        return "was killed, perhaps for want of memory"
     name = _SIGNALS.get(signal.Signals(found.si_status), signal.Signals(found.si_status).name)
-    return f"crashed ({name})", False
+    return f"crashed ({name})"
 
 
 def reap(pid: int, *, limit_seconds: float) -> None:

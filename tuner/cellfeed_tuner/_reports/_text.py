@@ -145,9 +145,10 @@ def sentences(result: AutotuneResult) -> list[_Said]:
     else:
         lines += [_Said(f"Recommended: {result.recommended.settings}", 0, "bold green")]
         lines += said("figures", 0)
-        lines += [_Said(result.recommended.reason, 2)]
+        lines += [_Said(result.recommended.reason, 3)]
         lines += said("waiting", 1) + said("prefetch", 5) + said("rivals", _rank_of_rivals(result))
-        lines += said("link", 7) + said("mixed_less", 4) + said("longest", _ONLY_EXPLAINED)
+        lines += said("workers", 2) + said("link", 7) + said("mixed_less", 4)
+        lines += said("longest", _ONLY_EXPLAINED)
     if result.bottleneck is not None:
         lines.append(_Said(result.bottleneck.sentence, 6))
     lines += [_Said(advice.sentence, 4) for advice in result.storage_advice]

@@ -16,7 +16,7 @@ from cellfeed_tuner._constants import (
     MOST_ROUNDS_OF_REPLICATE,
     REPLICATE_SECONDS,
 )
-from cellfeed_tuner._interval import Estimate, seen_spread
+from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine import OtherPrograms
 from cellfeed_tuner._measuring._delivery import DeliveredCell
 from cellfeed_tuner._measuring._measurement import Measurement, measure_with, pooled
@@ -171,7 +171,7 @@ class Measurements:
             return 0.0
         last = timed[-1]
         first, usual = last.first_round_seconds or 0.0, float(np.mean(last.round_seconds))
-        return (last.worker_start_seconds or 0.0) + max(0.0, first - usual)
+        return max(0.0, first - usual)
 
     @property
     def slowdown(self) -> float:
@@ -183,14 +183,6 @@ class Measurements:
     def overhead_seconds(self) -> float:
         """Median time of a replicate beyond its rounds."""
         return median(self._overheads) if self._overheads else 0.0
-
-    @property
-    def replicate_spread(self) -> float | None:
-        """Relative spread of replicates of one configuration; None if nothing was repeated."""
-        timed = (
-            [e.found for e in taken if e.found.round_seconds] for taken in self._taken.values()
-        )
-        return seen_spread([1 / each.rough_cells_per_second for each in found] for found in timed)
 
     def timed(
         self,
@@ -261,11 +253,23 @@ class Measurements:
         return replace(
             untimed(configuration, bits, "timed"),
             status=found.status,
-            note=found.note,
+            note=found.failure or self._why_too_long(configuration),
             n_rounds=len(found.round_seconds),
             peak_memory_bytes=found.peak_memory_bytes,
             bytes_read_per_cell=found.bytes_read_per_cell,
         )
+
+    def _why_too_long(self, configuration: Configuration) -> str:
+        """Return what is known of fetches of which none counts; empty if some do."""
+        taken = self._taken[configuration]
+        if any(each.found.round_seconds for each in taken):
+            return ""
+        firsts = [each.found.first_round_seconds for each in taken]
+        if known := list(filter(None, firsts)):
+            return f"the first fetch, which does not count, took {min(known):.1f} s"
+        limit = max(each.limit_seconds for each in taken)
+        of = " of every worker" if configuration.num_workers else ""
+        return f"no fetch{of} ended in {limit:.1f} s"
 
     def replicates(self, configuration: Configuration) -> list[Replicate]:
         """Return the cost in each replicate with a counted round; empty if it failed.

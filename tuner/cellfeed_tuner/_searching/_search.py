@@ -466,12 +466,6 @@ class Search:
 
     # What is known at the end.
 
-    def interrupt(self) -> None:
-        """Note that what was not measured by now will not be."""
-        for each, status in self._not_timed.items():
-            if status == _OUT_OF_BUDGET:
-                self._not_timed[each] = "interrupted", ""
-
     def ended_trials(self) -> "list[FrozenTrial]":
         """End the study, and return its trials of what was timed."""
         requirements, measurements = self.requirements, self.measurements
@@ -491,6 +485,11 @@ class Search:
     def n_considered(self) -> int:
         """How many configurations have a known entropy."""
         return len({*self._not_timed, *self.measurements})
+
+    def is_predictable(self, configuration: Configuration) -> bool:
+        """Return whether a fetch has ended, of these sizes if any of them were timed."""
+        alike = [each for each in self.measurements if each.is_like(configuration)]
+        return any(map(self.measurements.has_delivered, alike or self.measurements))
 
     def results(self, grid: Iterable[Configuration]) -> list[ConfigurationResult]:
         """Return what is known of each configuration."""
@@ -546,6 +545,8 @@ class Search:
         if found is None:
             return None
         reason = f"Predicted to be the fastest (from {len(self.measurements)} timed)."
+        if not self.is_predictable(leader):
+            speed, reason = None, "Expected to be the fastest, though no fetch ended in time."
         return Choice(found, speed, reason, "predicted")
 
     def _by_the_clock(self, configuration: Configuration) -> Estimate | None:
