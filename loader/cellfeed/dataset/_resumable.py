@@ -309,9 +309,6 @@ class ResumableDataset(IterableDataset[Any], ABC):
     def history(self) -> dict[str, NDArray[Any]]:
         """Return what was counted in each of the last thousand fetches.
 
-        Where throughput falls by half for two seconds or more, because the training loop waits for
-        minibatches, the logger ``cellfeed`` warns.
-
         Returns
         -------
         An array for each field of `Statistics`, of the work since the fetch before, shape

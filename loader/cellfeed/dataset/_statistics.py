@@ -1,6 +1,5 @@
 """Counts and times of a dataset's work, stage by stage."""
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -240,21 +239,10 @@ def _values_of(counters: Sequence[Counters]) -> NDArray[np.int64]:
 _OF_LOOP = [Counter.MINIBATCHES, Counter.WAITING, Counter.TRAINING]
 # Fetches that are kept.
 _N_KEPT = 1000
-# Fewest and most fetches that are compared with those before, and seconds that they take unless
-# they are the most; those before are at least so many times as many. A single slow fetch says
-# nothing, and 2 s are short beside a training.
-_FEWEST_COMPARED, _MOST_COMPARED, _SECONDS_COMPARED, _TIMES_BEFORE = 16, 250, 2.0, 3
-# Throughput that has fallen to this share is warned of, if waiting is this share of the additional
-# time.
-_FALLEN, _MOSTLY = 0.5, 0.5
-
-_logger = logging.getLogger("cellfeed")
 
 
 class StatisticsHistory:
     """Counts at the end of each of the last fetches that the training loop received.
-
-    Warns if throughput falls by half because of loading.
 
     Parameters
     ----------
@@ -268,8 +256,6 @@ class StatisticsHistory:
         # The first entry is the start.
         self._times = deque([time.time()], _N_KEPT + 1)
         self._counted = deque([np.zeros(len(Counter), np.int64)], _N_KEPT + 1)
-        # Fetches since the last comparison, and those that may be compared.
-        self._n_latest = self._n_comparable = 0
 
     def __call__(self) -> None:
         """Count a minibatch; called after each."""
@@ -279,10 +265,6 @@ class StatisticsHistory:
         self._n_minibatches = 0
         self._times.append(time.time())
         self._counted.append(_values_of(self.counters))
-        self._n_latest += 1
-        self._n_comparable += 1
-        if self._n_latest >= _FEWEST_COMPARED:
-            self._compare()
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return what was counted in each fetch; see `CellDataset.history`."""
@@ -292,32 +274,3 @@ class StatisticsHistory:
             is_time = counter >= Counter.PLANNING
             found[name] = counted[:, counter] / 1e9 if is_time else counted[:, counter]
         return found
-
-    def _compare(self) -> None:
-        """Compare the latest fetches with those before, once they are enough."""
-        n = self._n_latest
-        taken = self._counted[-1] - self._counted[-1 - n]
-        seconds = (taken[Counter.WAITING] + taken[Counter.TRAINING]) / 1e9
-        if n < _MOST_COMPARED and seconds < _SECONDS_COMPARED:
-            return
-        self._n_latest = 0
-        fetches = np.diff(np.array(self._counted), axis=0)[-self._n_comparable :]
-        if fetches.shape[0] < (1 + _TIMES_BEFORE) * n:
-            return
-        n_minibatches = np.maximum(1, fetches[:, Counter.MINIBATCHES])
-        waiting, training = fetches[:, [Counter.WAITING, Counter.TRAINING]].T / n_minibatches / 1e9
-        times = np.array([waiting, waiting + training])
-        usual_waiting, usual = np.median(times[:, :-n], axis=1).tolist()
-        latest_waiting, latest = np.median(times[:, -n:], axis=1).tolist()
-        longer = latest_waiting - usual_waiting
-        if usual < _FALLEN * latest and longer >= _MOSTLY * (latest - usual):
-            self._n_comparable = n
-            n_cells = fetches[:, Counter.CELLS].sum() / n_minibatches.sum()
-            _logger.warning(
-                "throughput has fallen by half: %s cells/s in the last %d fetches, %s before; "
-                "training waits %.0f%% of the time; `dataset.history()` has the time of each stage",
-                f"{n_cells / latest:,.0f}",
-                n,
-                f"{n_cells / usual:,.0f}",
-                100 * latest_waiting / latest,
-            )

@@ -1,7 +1,6 @@
-"""What a dataset says of what it did: in all, fetch by fetch, and where throughput falls."""
+"""What a dataset says of what it did: in all, and fetch by fetch."""
 
 import gc
-import logging
 import pickle
 import time
 from pathlib import Path
@@ -14,8 +13,6 @@ from tests.loader.matrices import random_csr
 from tests.loader.read_options import parameters_of
 
 from cellfeed import BlockShuffling, CellDataset, InterleavedDatasets, Statistics, open_collection
-from cellfeed.dataset._statistics import StatisticsHistory
-from cellfeed.decode import Counter, Counters
 from cellfeed.stages import FetchStages
 from cellfeed.transforms import Log1p
 
@@ -206,65 +203,3 @@ class TestHistory:
         found = both.history()
         assert found["n_cells"].sum() == 2_000
         assert found["n_minibatches"].tolist() == [1] * 200
-
-
-class Training:
-    """One whose fetches take as long as is said."""
-
-    def __init__(self):
-        self.counters = Counters()
-        self.history = StatisticsHistory([self.counters])
-
-    def fetch(self, n=1, *, waiting=1, training=10, **stages):
-        """Milliseconds of the training loop, and of stages."""
-        times = {"waiting": waiting, "training": training, **stages}
-        for _ in range(n):
-            for name, each in times.items():
-                self.counters.add(Counter[name.upper()], int(each * 1_000_000))
-            self.counters.add(Counter.MINIBATCHES, 1)
-            self.counters.add(Counter.CELLS, 64)
-            self.history()
-
-
-SLOWER = {"waiting": 15, "reading": 40}
-FAST = dict.fromkeys(["waiting", "training", "reading"], 0.1)
-
-
-class TestFallingThroughput:
-    @pytest.fixture
-    def training(self):
-        return Training()
-
-    @pytest.fixture
-    def said(self, caplog):
-        caplog.set_level(logging.WARNING, "cellfeed")
-        return lambda: [each.message for each in caplog.records]
-
-    def test_is_told_with_both_rates(self, training, said):
-        training.fetch(600, reading=4, decompressing=20)
-        assert not said()
-        training.fetch(250, waiting=15, reading=40, decompressing=22)
-        (line,) = said()
-        assert line == (
-            "throughput has fallen by half: 2,560 cells/s in the last 111 fetches, 5,818 before; "
-            "training waits 60% of the time; `dataset.history()` has the time of each stage"
-        )
-
-    @pytest.mark.parametrize(
-        ("parts", "n_said"),
-        [
-            (
-                [(600, {"reading": 4}), (1000, SLOWER), (600, {"waiting": 60, "reading": 99})],
-                (0, 1, 2),
-            ),
-            ([(2000, FAST), (800, FAST | {"waiting": 0.5, "reading": 0.8})], (0, 1)),
-            ([(600, {}), (600, {"training": 40, "waiting": 2})], (0, 0)),
-            ([(100, {}), (8, {"waiting": 1_000})] * 30, (0, 0) * 30),
-            ([(30, {}), (30, {"waiting": 100})], (0, 0)),
-        ],
-        ids=["falls further", "fast", "longer training", "a few slow fetches", "a short run"],
-    )
-    def test_is_told_once_if_it_matters(self, training, said, parts, n_said):
-        for (n, times), expected in zip(parts, n_said, strict=True):
-            training.fetch(n, **times)
-            assert len(said()) == expected
