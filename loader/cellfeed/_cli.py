@@ -178,8 +178,6 @@ def verify(context: click.Context, *, paths: tuple[str, ...]) -> None:
 @click.option("--elements", default="X", show_default=True, metavar="NAMES",
               help="Elements to write, such as X,layers/counts.")  # fmt: skip
 @click.option("--obs", metavar="NAMES", show_default="all", help="obs columns to write.")
-@click.option("--workers", default=0, show_default=True, type=click.IntRange(min=0),
-              help="Number of worker processes that write; 0 for none.")  # fmt: skip
 def load_database(
     *,
     paths: tuple[str, ...],
@@ -187,7 +185,6 @@ def load_database(
     name: str,
     elements: str,
     obs: str | None,
-    workers: int,
 ) -> None:
     """Write COLLECTION... into the PostgreSQL database at URL, postgresql://user@host/db.
 
@@ -204,7 +201,6 @@ def load_database(
                 name,
                 elements=elements.split(","),
                 obs=None if obs is None else list(filter(None, obs.split(","))),
-                num_workers=workers,
                 on_progress=lambda n, total: line.show_share("Loading cells", n, total),
             )
     except KeyboardInterrupt:

@@ -1,19 +1,14 @@
-"""Loading a collection into a database: in parts, each in one transaction, by several processes."""
+"""Loading a collection into a database: in parts, each in one transaction."""
 
 import json
-import multiprocessing
 import os
-import signal
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
-from multiprocessing import resource_tracker
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -22,14 +17,8 @@ from numpy.typing import NDArray
 
 from cellfeed.bytes import Location, digest_of, digest_of_array, lasting_identity
 from cellfeed.collection import Collection, open_collection, require_named
-from cellfeed.extending import (
-    DeliveryError,
-    FormatError,
-    ParameterError,
-    one_line,
-    require_list,
-    require_not_negative,
-)
+from cellfeed.extending import FormatError, ParameterError, one_line, require_list
+from cellfeed.fetch import Stage, in_stages
 from cellfeed.preshuffling import InputFile, ObsTable
 from cellfeed.rows import Cells
 from cellfeed.sources import Source
@@ -100,7 +89,7 @@ _LOCK_SECONDS = 2.0  # a server releases the lock of a connection a moment after
 
 
 class Job:
-    """A collection that is written into a database; each process that writes has a copy.
+    """A collection that is written into a database.
 
     Parameters
     ----------
@@ -327,22 +316,35 @@ def _put(connection: Any, job: Job, values: dict[str, Any]) -> None:
 # Writing one part: its cells and their packed rows, in one transaction.
 
 
-def _write_part(job: Job, session: Session, number: int) -> None:
-    """Write a part, unless it exists.
+class _Part(NamedTuple):
+    """Cells of a part, as they are written."""
+
+    number: int
+    names: pd.Index
+    columns: list[list[Any]]  # values of each obs column
+    packed: list[list[bytes]]  # rows of each element
+
+
+def _read_part(job: Job, number: int) -> _Part:
+    rows = np.arange(*job.parts[number])
+    cells, obs = job.collection[rows], job.obs.read(rows)
+    columns = [_python_values(each, obs[each.name]) for each in job.obs_columns]
+    return _Part(number, obs.index, columns, [_packed(cells, each.name) for each in job.elements])
+
+
+def _write_part(job: Job, session: Session, part: _Part) -> None:
+    """Write a part.
 
     Raises
     ------
     RemoteError
         The server refuses it.
     FormatError
-        A file is damaged, or has text that PostgreSQL cannot store.
+        A file has text that PostgreSQL cannot store.
     """
     database, library = job.database, psycopg(job.database.location)
-    rows = np.arange(*job.parts[number])
-    cells, obs = job.collection[rows], job.obs.read(rows)
-    packed = [_packed(cells, each.name) for each in job.elements]
-    columns = [_python_values(each, obs[each.name]) for each in job.obs_columns]
-    sizes, parts = [sum(map(len, each)) for each in packed], escaped(quoted(job.schema, "parts"))
+    rows, sizes = range(*job.parts[part.number]), [sum(map(len, each)) for each in part.packed]
+    parts = escaped(quoted(job.schema, "parts"))
 
     def copy(connection: Any, table: str, *columns: Iterable[Any], types: Sequence[str]) -> None:
         how = " (FORMAT BINARY)" if types else ""
@@ -350,7 +352,7 @@ def _write_part(job: Job, session: Session, number: int) -> None:
         with connection.cursor() as cursor, cursor.copy(query) as copying:
             if types:
                 copying.set_types(types)
-            for row in zip(rows.tolist(), *columns, strict=True):
+            for row in zip(rows, *columns, strict=True):
                 copying.write_row(row)
 
     def write() -> None:
@@ -358,11 +360,15 @@ def _write_part(job: Job, session: Session, number: int) -> None:
         try:
             with connection.transaction():
                 connection.execute("SET LOCAL synchronous_commit = off")  # the last one waits
-                connection.execute(f"INSERT INTO {parts} VALUES (%s, %s)", (number, sizes))  # noqa: S608
-                copy(connection, "cells", map(str, obs.index), *columns, types=())
-                copy(connection, "packed", *packed, types=["int8", *("bytea" for _ in packed)])
+                connection.execute(
+                    f"INSERT INTO {parts} VALUES (%s, %s)",  # noqa: S608
+                    (part.number, sizes),
+                )
+                copy(connection, "cells", map(str, part.names), *part.columns, types=())
+                types = ["int8", *("bytea" for _ in part.packed)]
+                copy(connection, "packed", *part.packed, types=types)
         except library.errors.UniqueViolation:
-            pass  # another process wrote it meanwhile, of a run that was killed
+            pass  # the connection was lost after this part had been committed
         except library.DataError as error:
             where = f"obs of cells {rows[0]} to {rows[-1]}"
             msg = f"{database.location}: PostgreSQL cannot store {where} ({one_line(error)})"
@@ -412,7 +418,6 @@ def load_database(
     *,
     elements: Sequence[str] = ("X",),
     obs: Sequence[str] | None = None,
-    num_workers: int = 0,
     database_options: Mapping[str, Any] | None = None,
     on_progress: Callable[[int, int], object] | None = None,
 ) -> Loaded:
@@ -436,9 +441,6 @@ def load_database(
     obs
         Names of the obs columns to write; all if None. With several files, a column with the file
         of each cell is added.
-    num_workers
-        Number of worker processes that write, each over its own connection. If 0, this process
-        writes.
     database_options
         Other options of libpq, such as ``password``. They never appear in messages.
     on_progress
@@ -450,8 +452,6 @@ def load_database(
         The server cannot be reached, or refuses.
     ParameterError
         The name is used for something else, another process is loading it, or a column is missing.
-    DeliveryError
-        A process died.
     CellfeedError
         See `open_collection`.
 
@@ -461,7 +461,6 @@ def load_database(
     >>> load_database("plates", "postgresql://me@host/cells", "plates")  # doctest: +SKIP
     """
     start = time.perf_counter()
-    require_not_negative("num_workers", num_workers)
     location = Location.of(url, database_options)
     if location.scheme not in ("postgresql", "postgres"):
         msg = f"{location.shown}: is not a database; give postgresql://user@host/database"
@@ -481,10 +480,13 @@ def load_database(
             raise database.failure(error) from None
         missing = begun or ()
         done = len(collection) - job.n_cells_of(missing)
-        for number in _written(job, missing, num_workers):
-            done += job.n_cells_of([number])
-            if on_progress is not None:
-                on_progress(done, len(collection))
+        # The next part is read while this one is written.
+        with in_stages(missing, [Stage(partial(_read_part, job), 1)]) as parts:
+            for part in parts:
+                _write_part(job, session, part)
+                done += job.n_cells_of([part.number])
+                if on_progress is not None:
+                    on_progress(done, len(collection))
         if begun is not None:
             database.retried(lambda: _finish(session.connection(), job))
     separator = "&" if "?" in location.text else "?"
@@ -495,66 +497,3 @@ def load_database(
         n_parts_written=len(missing),
         seconds=time.perf_counter() - start,
     )
-
-
-def _written(job: Job, numbers: Sequence[int], num_workers: int) -> Iterator[int]:
-    """Write parts; yield the number of each part once it is written."""
-    if num_workers == 0 or len(numbers) < 2:  # noqa: PLR2004 - nothing to divide
-        with Session(job.database, for_writing=True) as session:
-            for number in numbers:
-                _write_part(job, session, number)
-                yield number
-        return
-    with ProcessPoolExecutor(
-        min(num_workers, len(numbers)),
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_begin,
-        initargs=(job,),
-    ) as executor:
-        try:
-            with _without_interrupts():
-                written = executor.map(_write, numbers)
-            yield from written
-        except BrokenExecutor as error:
-            msg = f"{job.database.location}: a writing process died, perhaps for lack of memory"
-            raise DeliveryError(f"{msg}; repeat the call with fewer `num_workers`") from error
-        except BaseException:
-            executor.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Start processes that get no Ctrl-C, not even while they import: this one stops them."""
-    if not hasattr(signal, "pthread_sigmask"):  # not on this system
-        yield
-        return
-    resource_tracker.ensure_running()  # starting it would unblock the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-_writing: tuple[Job, Session]  # of this process
-
-
-def _begin(job: Job) -> None:
-    global _writing  # noqa: PLW0603 - one for each process
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _writing = job, Session(job.database, for_writing=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits
-
-
-def _end_with_parent() -> None:
-    """Exit once the process that waits is gone, also if it was killed; the executor would not."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _write(number: int) -> int:
-    _write_part(*_writing, number)
-    return number
