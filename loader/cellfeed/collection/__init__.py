@@ -10,7 +10,6 @@ from cellfeed.collection._indexables import (
 from cellfeed.collection._join_elements import Genes, JoinVars, require_named, side_by_side
 from cellfeed.collection._join_obs import exact_numbers, join_column
 from cellfeed.collection._open_collection import located, open_collection, require_elements
-from cellfeed.collection._rounding import as_weights, sizes_of_parts
 from cellfeed.collection._splits import Labels, Rows, count_divided, labels_of
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
     "JoinVars",
     "Labels",
     "Rows",
-    "as_weights",
     "count_divided",
     "count_indexable_rows",
     "count_rows",
@@ -34,5 +32,4 @@ __all__ = [
     "require_named",
     "row_numbers",
     "side_by_side",
-    "sizes_of_parts",
 ]

@@ -7,7 +7,6 @@ The layout of the TOML file is the one of cell-load, which reads it for STATE
 from __future__ import annotations
 
 import difflib
-import hashlib
 import os
 import re
 import tomllib
@@ -26,14 +25,12 @@ from cellfeed.collection import (
     Collection,
     Labels,
     Rows,
-    as_weights,
     count_divided,
     labels_of,
     located,
-    sizes_of_parts,
 )
-from cellfeed.extending import FormatError, ParameterError, PathError, pd, require_seed
-from cellfeed.sampling import derive_key, named_values, random_words
+from cellfeed.extending import FormatError, ParameterError, PathError, pd
+from cellfeed.sampling import named_values
 
 __all__ = ["PerturbationSplit", "perturbation_datasets", "perturbation_split"]
 
@@ -63,7 +60,7 @@ class _Stated:
     zeroshot
         Part of each context, by key.
     fewshot
-        Perturbations, or their share, of "val" and "test", by the key of the context.
+        Perturbations of "val" and "test", by the key of the context.
     perturbations
         Perturbations of "val" and "test" in all contexts.
     """
@@ -72,7 +69,7 @@ class _Stated:
     datasets: Mapping[str, Any]
     training: Mapping[str, str] | None
     zeroshot: Mapping[Any, str]
-    fewshot: Mapping[Any, Mapping[str, Any]]
+    fewshot: Mapping[Any, Mapping[str, Sequence[Any]]]
     perturbations: Mapping[str, Sequence[Any]]
 
     def __post_init__(self) -> None:
@@ -100,7 +97,7 @@ class _Stated:
         self._check_lists("[perturbations]", self.perturbations)
 
     def _check_lists(self, section: str, lists: Any, key: Any = None) -> None:
-        """Check the perturbations of "val" and "test": lists of names or, of a context, shares."""
+        """Check the perturbations of "val" and "test"."""
         if not isinstance(lists, Mapping):
             raise self.refused(section, f"must have `val` and `test`, but is {lists!r}")
         for name, given in lists.items():
@@ -109,11 +106,6 @@ class _Stated:
                 raise self.refused(
                     section, _in_quotes(key, lists) if isinstance(given, Mapping) else msg
                 )
-        if key is not None and _are_shares(lists):
-            if min(lists.values()) <= 0 or sum(lists.values()) > 1:
-                msg = f"the shares {[*lists.values()]} must be above 0, and sum to 1 at most"
-                raise self.refused(section, msg)
-            return
         for part, names in lists.items():
             is_list = isinstance(names, Sequence) and not isinstance(names, str)
             if not is_list or not all(
@@ -123,10 +115,6 @@ class _Stated:
 
     def refused(self, section: str, what: str) -> ParameterError:
         return ParameterError(f"{self.origin}: {section}: {what}")
-
-
-def _are_shares(lists: Mapping[str, Any]) -> bool:
-    return bool(lists) and all(type(each) in (float, int) for each in lists.values())
 
 
 def _in_quotes(key: Any, table: Mapping[str, Any]) -> str:
@@ -353,7 +341,7 @@ class _Division:
         self._controls, self._separator = {*controls}, separator
         self._is_combined = {part: np.zeros(len(table), bool) for part in _HELD_OUT}
 
-    def divide(self, seed: int | None) -> None:
+    def divide(self) -> None:
         """Set the part of each condition."""
         stated, table = self._stated, self._table
         zeroshot = {self._context(key, "[zeroshot]"): part for key, part in stated.zeroshot.items()}
@@ -372,9 +360,6 @@ class _Division:
         for context, key in fewshot.items():
             lists, section = stated.fewshot[key], f'[fewshot."{key}"]'
             there = is_perturbed & (table["context"] == context)
-            if _are_shares(lists):
-                self._hold_out_shares(there, context, lists, seed, section)
-                continue
             for part, named in lists.items():
                 self._hold_out_named(there, part, named, section)
 
@@ -459,35 +444,6 @@ class _Division:
     def _members(self, name: str) -> set[str]:
         """Return the perturbations that a condition combines."""
         return {*(name.split(self._separator) if self._separator else [name])} - self._controls
-
-    def _hold_out_shares(
-        self,
-        there: pd.Series[bool],
-        context: str,
-        shares: Mapping[str, float],
-        seed: int | None,
-        section: str,
-    ) -> None:
-        """Draw perturbations of a context at random, among those that nothing else holds out."""
-        if self._separator is not None:
-            msg = "shares are drawn among conditions, not combinations; give lists, or leave out"
-            raise self._stated.refused(section, f"{msg} `separator`")
-        if seed is None:
-            msg = f"shares such as {next(iter(shares.values()))} are drawn at random; give `seed`"
-            raise self._stated.refused(section, msg)
-        names = self._table["name"][there & (self._table["part"] == "")].sort_values()
-        given = [*shares.values()]
-        rest = 1 - sum(given)
-        weights = as_weights([*given, rest] if rest > 1e-9 else given)  # noqa: PLR2004 - rounding
-        sizes = sizes_of_parts(names.size, weights, None)
-        digest = hashlib.blake2b(context.encode(), digest_size=8).digest()
-        key = derive_key(require_seed(seed), int.from_bytes(digest, "little"))
-        drawn = names.index[np.argsort(random_words(key, np.arange(names.size)))]
-        for part, stop, size in zip(shares, np.cumsum(sizes), sizes, strict=False):
-            if not size:
-                msg = f"{part} = {shares[part]} is none of {names.size:,} perturbations; give more"
-                raise self._stated.refused(section, msg)
-            self._table.loc[drawn[stop - size : stop], "part"] = part
 
 
 # The split.
@@ -615,7 +571,6 @@ def perturbation_split(
     cell_type: str | ArrayLike = "cell_type",
     dataset: str | ArrayLike | None = None,
     separator: str | None = None,
-    seed: int | None = None,
 ) -> PerturbationSplit:
     """Split a perturbation study by conditions: cell lines, perturbations, or pairs of both.
 
@@ -638,8 +593,7 @@ def perturbation_split(
         - ``[zeroshot]``: ``"DATASET.CELL_TYPE" = "test"`` or ``"val"`` holds out all perturbations
           of a cell type.
         - ``[fewshot."DATASET.CELL_TYPE"]``: ``val = [...]`` and ``test = [...]`` hold out these
-          perturbations of a cell type, and its others are trained on. With numbers in place of the
-          lists, such shares of the perturbations are drawn at random.
+          perturbations of a cell type, and its others are trained on.
         - ``[perturbations]``: ``val = [...]`` and ``test = [...]`` hold out perturbations in all
           cell types. cell-load does not have this section.
 
@@ -658,9 +612,6 @@ def perturbation_split(
         What separates the names of a combination, such as "+" in "AARS+NUP107". Then all
         combinations with a held-out perturbation are held out with it, unless they are named
         themselves. Controls within a combination do not count ("AARS+ctrl").
-    seed
-        For shares; the same seed draws the same perturbations of a cell type, whatever other cell
-        types there are.
 
     Returns
     -------
@@ -718,5 +669,5 @@ def perturbation_split(
     if unknown or not controls:
         msg = _unknown("treatment", unknown or [""], names)
         raise ParameterError(f"`control`: {treatments.name} has {msg}")
-    _Division(stated, table, levels, controls, separator).divide(seed)
+    _Division(stated, table, levels, controls, separator).divide()
     return PerturbationSplit(table, codes, [*levels])

@@ -231,70 +231,9 @@ class TestCombinations:
         lists = {"val": ["A", "A+B", "B+A", "A+B+C"], "test": ["B"]}
         assert self.split(lists)[2] == ["B", "B+C"]
 
-    def test_are_not_drawn(self):
-        with pytest.raises(ParameterError, match="give lists, or leave out `separator`"):
-            self.split({"test": 0.5})
-
     def test_of_controls_alone_are_no_perturbations(self):
         with pytest.raises(ParameterError, match=r"no treatment 'ctrl\+ctrl'"):
             self.split({"test": ["ctrl+ctrl"]})
-
-
-class TestShares:
-    GENES = np.array([f"g{k:02}" for k in range(40)] + [CONTROL])
-
-    def split(self, lists, seed=0, lines=("k562", "rpe1"), **others):
-        genes = np.tile(self.GENES, len(lines))
-        cell_types = np.repeat(lines, self.GENES.size)
-        held_out = {"fewshot": dict.fromkeys(lines, lists)} | others
-        return perturbation_split(
-            genes.size, held_out, treatment=genes, cell_type=cell_types, seed=seed
-        )
-
-    def drawn(self, split, line):
-        report = split.report()
-        report = report[report["cell_type"] == line]
-        return {part: {*report["treatment"][report["part"] == part]} for part in ("val", "test")}
-
-    def test_are_numbers_of_perturbations(self):
-        split = self.split({"val": 0.1, "test": 0.6})
-        assert split.describe()[["train", "val", "test"]].to_numpy().tolist() == [[12, 4, 24]] * 2
-        whole = self.split({"test": 0.25, "val": 0.75})
-        assert whole.describe()[["train", "val", "test"]].to_numpy().tolist() == [[0, 30, 10]] * 2
-
-    def test_are_drawn_by_seed_and_cell_line_alone(self):
-        split = self.split({"val": 0.1, "test": 0.6})
-        alone = self.split({"val": 0.1, "test": 0.6}, lines=["rpe1"])
-        assert self.drawn(split, "rpe1") == self.drawn(alone, "rpe1")
-        assert self.drawn(split, "rpe1") != self.drawn(split, "k562")
-        other = self.split({"val": 0.1, "test": 0.6}, seed=1)
-        assert self.drawn(split, "rpe1") != self.drawn(other, "rpe1")
-
-    @pytest.mark.slow
-    def test_are_drawn_equally_often(self):
-        found = [self.drawn(self.split({"test": 0.5}, seed), "k562")["test"] for seed in range(200)]
-        often = np.array([sum(gene in each for each in found) for gene in self.GENES[:-1]])
-        assert often.sum() == 200 * 20
-        assert ((often - 100) ** 2 / 50).sum() < 80  # chi-squared of 39 degrees: p < 1e-4
-
-    def test_are_of_what_nothing_else_holds_out(self):
-        split = self.split({"test": 0.5}, perturbations={"val": ["g00", "g01"]})
-        assert split.describe()[["train", "val", "test"]].to_numpy().tolist() == [[19, 2, 19]] * 2
-
-    @pytest.mark.parametrize(
-        ("lists", "seed", "message"),
-        [
-            ({"test": 0.5}, None, "give `seed`"),
-            ({"test": 0.001}, 0, "test = 0.001 is none of 40 perturbations"),
-            ({"val": 0.6, "test": 0.6}, 0, "sum to 1 at most"),
-            ({"val": -0.6}, 0, "above 0"),
-            ({"val": True}, 0, "val = True must be a list"),
-            ({"val": 0.5, "test": ["g00"]}, 0, "val = 0.5 must be a list"),
-        ],
-    )
-    def test_that_cannot_be_drawn(self, lists, seed, message):
-        with pytest.raises(ParameterError, match=message):
-            self.split(lists, seed)
 
 
 OBS = pd.DataFrame(
@@ -375,6 +314,7 @@ CANNOT_BE: list[tuple[Any, str]] = [
     ({"fewshot": {"replogle.rpe1": {"train": []}}}, "has 'train', but only `val` and `test`"),
     ({"fewshot": {"replogle.rpe1": {"val": "AARS"}}}, "val = 'AARS' must be a list"),
     ({"perturbations": {"val": 0.5}}, "[perturbations]: val = 0.5 must be a list"),
+    ({"fewshot": {"k562": {"val": 0.5}}}, "val = 0.5 must be a list of perturbations"),
     ({"datasets": {"a.b": "x"}}, "the name 'a.b' has a dot"),
     (["jurkat"], "`held_out` must be the path of a TOML file, or a dict"),
 ]
