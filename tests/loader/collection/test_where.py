@@ -85,9 +85,9 @@ def terms(draw):
                 (f"{name} + {constant}", lambda obs: obs[column] + constant),
                 (f"2 * {name}", lambda obs: 2 * obs[column]),
                 (f"-{name}", lambda obs: -obs[column]),
-                (f"{name} / 2 ** 3", lambda obs: obs[column] / 8),
+                (f"{name} / (2 * 4)", lambda obs: obs[column] / 8),
                 (f"{name} % 7", lambda obs: obs[column] % 7),
-                (f"({name} - {constant}) ** 2", lambda obs: (obs[column] - constant) ** 2),
+                (f"({name} - {constant}) * -2", lambda obs: (obs[column] - constant) * -2),
             ]
         )
     )
@@ -117,7 +117,7 @@ def comparisons(draw):
         text, sign = draw(texts), draw(st.sampled_from(["==", "!="]))
         return f"{column} {sign} '{text}'", lambda obs: COMPARE[sign](obs[column], text)
     if kind == "numbers in":
-        numbers_in = draw(st.lists(st.integers(0, 1000), min_size=1))
+        numbers_in = draw(st.lists(st.integers(-9, 1000), min_size=1))
         return f"n_counts in {tuple(numbers_in)}", lambda obs: obs["n_counts"].isin(numbers_in)
     chosen, negated = draw(st.lists(texts, min_size=1)), draw(st.booleans())
     word = "not in" if negated else "in"
@@ -314,6 +314,8 @@ HOSTILE = [
     "'B' in ['B']",
     "cell_type in []",
     "cell_type in [n_counts]",
+    "n_counts in [1 == 1]",
+    "n_counts in [1 + n_counts]",
     "n_counts = 3",
     "n_counts > 1; n_counts",
     "n_counts > 1\nn_counts > 2",
@@ -344,6 +346,7 @@ REFUSED: list[tuple[Any, str | None]] = [
     ("cell_type < 'B'", "^query .cell_type < 'B'.: pandas cannot evaluate it: Unordered Categ"),
     ("n_counts + 1", "gives values that are not true or false; compare them"),
     ("abs(n_counts) > 3", r"'abs\(n_counts\)' is not allowed; use columns, constants, comparisons"),
+    ("n_counts ** 2 > 9", r"'n_counts \*\* 2' is not allowed; use columns, constants, comparisons"),
     ("cell_type in 'TB'", "`in` takes a list of constants"),
     (3, r"^a query must be text"),
     *((query, None) for query in HOSTILE),
