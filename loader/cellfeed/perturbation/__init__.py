@@ -287,7 +287,8 @@ def _conditions_of(levels: Mapping[str, Labels]) -> tuple[pd.DataFrame, NDArray[
         {
             name: pd.Series(each.labels, dtype=object)[place].array
             for (name, each), place in zip(levels.items(), places, strict=True)
-        }
+        },
+        dtype=object,  # in which None remains None; pandas 3 would infer text
     )
     written = [
         None if None in labels else (".".join(map(str, labels[:-1])), str(labels[-1]))

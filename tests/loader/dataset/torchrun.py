@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.warm import python as warm
 
 # Each rank's script begins with this, and ends by saying what it found.
@@ -60,6 +61,9 @@ _EPILOGUE = """
 
 def torchrun(folder: Path, n: int, *bodies: str) -> list[dict[str, Any]]:
     """Run a script as ``n`` processes, and return what each of them found."""
+    distributed = pytest.importorskip("torch.distributed")
+    if not hasattr(distributed.ProcessGroup, "get_group_store"):
+        pytest.skip("several ranks need PyTorch 2.8 or newer")
     script = folder / "script.py"
     main = "".join(map(textwrap.dedent, (*bodies, _EPILOGUE)))
     script.write_text(textwrap.dedent(_PROLOGUE) + textwrap.indent(main, "    "))

@@ -89,11 +89,29 @@ def write(adata: ad.AnnData, path: Path) -> Path:
     return path
 
 
+def write_named(make: Callable[[str], ad.AnnData], name: str, path: Path) -> Path:
+    """Write `make(name)` as anndata before 0.13 does, which refuses slashes in names."""
+    with h5py.File(write(make("renamed"), path), "r+") as file:
+        places = list[str]()
+        file.visit(places.append)
+        for attributes in [file[place].attrs for place in places]:
+            columns = list(attributes.get("column-order", ()))
+            if "renamed" in columns:
+                columns[columns.index("renamed")] = name
+                attributes["column-order"] = columns
+            if attributes.get("_index") == "renamed":
+                attributes["_index"] = name
+        for place in places:
+            if place.endswith("/renamed"):
+                file.move(place, place.removesuffix("renamed") + name)
+    return path
+
+
 @pytest.mark.parametrize("place", [each for each in PLACES if "uns" not in each])
 @pytest.mark.parametrize("name", ["Age/Sex", "zarr.json"])
 def test_nothing_is_written_of_files_with_such_names(tmp_path, out, place, name):
     make, where = PLACES[place]
-    whole, odd = write(cells(), tmp_path / "a.h5ad"), write(make(name), tmp_path / "b.h5ad")
+    whole, odd = write(cells(), tmp_path / "a.h5ad"), write_named(make, name, tmp_path / "b.h5ad")
     elements = "all" if "obsm" in place or place == "layer" else None
     said = rf"b\.h5ad: {where} has the name '{name}', which zarr cannot store, since it "
     with pytest.raises(FormatError, match=said):
