@@ -22,7 +22,6 @@ from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transfor
 
 _BLOCK = 1 << 24  # elements that are copied or compared at a time
 _MOST_INT32 = 2**31 - 1
-_WORD = 8  # bytes of an int64
 
 
 # The device.
@@ -186,12 +185,6 @@ class _DeviceArray:
     columns: torch.Tensor | None = None
     are_distinct: bool = True
 
-    @property
-    def n_bytes(self) -> int:
-        """Size on the device, in bytes."""
-        parts = (self.values, self.pointers, self.columns)
-        return sum(each.nbytes for each in parts if each is not None)
-
 
 class DeviceRows:
     """Rows of a collection on a device, with their obs columns.
@@ -221,7 +214,7 @@ class DeviceRows:
     """
 
     def __init__(self, loaded: Loaded, obs: Mapping[str, ObsColumn], device: torch.device) -> None:
-        self.device = device
+        self.device, self.n_bytes = device, loaded.n_bytes
         self._loaded = Loaded({}, loaded.rows)  # which of the rows, without their memory
         self._obs = dict[str, torch.Tensor]()
         for name, column in obs.items():
@@ -245,8 +238,6 @@ class DeviceRows:
                 self._arrays[name][own_name] = _DeviceArray(
                     rows.layout, rows.shape[1:], own, **parts
                 )
-        arrays = [each for fields in self._arrays.values() for each in fields.values()]
-        self.n_bytes = sum(each.n_bytes for each in arrays)
 
     def __reduce__(self) -> NoReturn:
         msg = (
@@ -377,6 +368,10 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
+def _small_integers() -> set[torch.dtype]:
+    return {torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32}
+
+
 def _taken(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Index values, also of unsigned dtypes that torch cannot index."""
     return values.view(same_bits(values.dtype))[places].view(values.dtype)
@@ -392,8 +387,8 @@ def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         values = ((single.view(torch.int32) - is_larger.int()) | is_rounded.int()).view(
             torch.float32
         )
-    elif values.is_floating_point() and not dtype.is_floating_point and dtype.itemsize < _WORD:
-        values = values.to(torch.int64)  # what is out of range wraps around
+    elif values.is_floating_point() and dtype in _small_integers():
+        values = values.to(torch.int64)  # so that what is out of range wraps around
     return values.to(dtype)
 
 
