@@ -2,17 +2,18 @@
 
 The cells of ``--data`` lie in the page cache. Minibatches arrive dense on the device: made dense
 there or on the CPU; copied from pinned memory or not; by the training loop, or ahead of it, in a
-thread or a CUDA stream of its own. Each way is measured without a model, and with steps of a small
-variational autoencoder, beside steps on the same minibatch again and again, which wait for nothing.
-With ``--annbatch``, annbatch (which needs CuPy) copies its fetches to the GPU from a shuffled store
-that it writes of the same cells, and cellfeed reads that store, too. Needs no more than cellfeed
-and torch otherwise; with ``--device cpu``, ways that need a GPU are left out.
+thread or a CUDA stream of its own; or gathered there from cells that were loaded on the device.
+Each way is measured without a model, and with steps of a small variational autoencoder, beside
+steps on the same minibatch again and again, which wait for nothing. With ``--annbatch``, annbatch
+(which needs CuPy) copies its fetches to the GPU from a shuffled store that it writes of the same
+cells, and cellfeed reads that store, too. Needs no more than cellfeed and torch otherwise; with
+``--device cpu``, ways that need a GPU are left out.
 """
 
 import itertools
 import time
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -34,14 +35,15 @@ class Copying:
         What copies them into pinned memory, from which a GPU copies while the CPU goes on: the
         training loop (``loader(pin_memory=True)``), or threads ahead of it; None if nothing does.
     copied
-        What copies them to the device: the training loop, or threads or a CUDA stream ahead of it.
+        What copies them to the device: the training loop, or threads or a CUDA stream ahead of it;
+        nothing ("load") if all cells were loaded there before.
     store
         Whether they are read from annbatch's store, by which loader, and in blocks of how many.
     """
 
     is_dense: bool = False
     pinned: Literal["loop", "threads"] | None = None
-    copied: Literal["loop", "threads", "stream"] = "loop"
+    copied: Literal["loop", "threads", "stream", "load"] = "loop"
     store: tuple[Literal["cellfeed", "annbatch"], int] | None = None
 
     @property
@@ -57,6 +59,7 @@ WAYS = {
     "sparse, pinned by threads": Copying(pinned="threads"),
     "sparse, copied by threads": Copying(copied="threads"),
     "sparse, pinned by threads, copied in a stream": Copying(pinned="threads", copied="stream"),
+    "from cells on the device": Copying(is_dense=True, copied="load"),
 }
 ON_STORE = {
     f"annbatch's store, blocks of {size}, {loader}": Copying(
@@ -129,6 +132,10 @@ class Bench:
         self.model = Autoencoder(collection.n_vars).to(self.device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
+    @cached_property
+    def loaded(self):
+        return self.collection.load(device=self.device)
+
     def dataset(self, path):
         """Return a dataset whose threads pin or copy minibatches, if they shall."""
         functions = {"pinned": Minibatch.pin_memory, "copied": self.copy}
@@ -136,8 +143,9 @@ class Bench:
         size, fetch_factor = self.options.block, self.options.fetch
         if path.store is not None:
             size, fetch_factor = path.store[1], STORE_FETCH // self.options.batch
+        collection = self.loaded if path.copied == "load" else self.collection
         return CellDataset(
-            self.collection if path.store is None else self.stored, BlockShuffling(size),
+            collection if path.store is None else self.stored, BlockShuffling(size),
             self.options.batch, fetch_factor, dense=path.is_dense, seed=0, drop_last=True,
             batch_transform=by_threads[0] if by_threads else None,
             transform_threads=len(by_threads),

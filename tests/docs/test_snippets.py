@@ -125,6 +125,7 @@ from cellfeed import preshuffle
 
 preshuffle("plates/", "store.zarr", codec="annbatch")
 """,
+    "how-to/loaded.md": TRAINING,
     "how-to/num_workers.md": BRIEFLY,
     "how-to/one_gpu.md": TRAINING + DATASET,
     "how-to/several_gpus.md": TRAINING + DATASET,
@@ -253,7 +254,12 @@ NEEDS = {
 LENIENT = {"how-to/scvi.md"}
 # What a machine of the tests lacks: several ranks, and a GPU.
 MESH = {'init_device_mesh("cuda", (2, 4)': 'init_device_mesh("cpu", (1, 1)'}
-REPLACED = {"how-to/training.md": MESH, "how-to/several_gpus.md": MESH}
+ON_GPU = {'load(device="cuda")': 'load(device="cpu")'}
+REPLACED = {
+    "how-to/loaded.md": ON_GPU,
+    "how-to/training.md": MESH,
+    "how-to/several_gpus.md": MESH,
+}
 RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 FIGURES = re.compile(r" *[\d.,]+")
 END = "\n<end of a block>\n"

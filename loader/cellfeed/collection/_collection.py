@@ -5,13 +5,13 @@ from __future__ import annotations
 import reprlib
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,11 @@ from cellfeed.rows import (
 )
 from cellfeed.sampling import ChunkedRows, ChunkStarts
 from cellfeed.sources import Source, StoredElement
+
+if TYPE_CHECKING:
+    import torch
+
+    from cellfeed.collection._on_device import DeviceRows
 
 
 def row_numbers(
@@ -150,6 +155,7 @@ class Collection:
     """
 
     _loaded: Loaded | None = None
+    _on_device: DeviceRows | None = None
 
     def __init__(
         self,
@@ -197,7 +203,8 @@ class Collection:
             names = [self._name_in_files(name, sources) for name, sources in slow.items()]
             parts.append(f"read slowly: {', '.join(names)}")
         if self.loaded_bytes:
-            parts.append(f"loaded: {self.loaded_bytes / 1e6:,.0f} MB")
+            where = "" if self.device is None else f" on {self.device}"
+            parts.append(f"loaded: {self.loaded_bytes / 1e6:,.0f} MB{where}")
         return f"Collection({', '.join(parts)})"
 
     def _name_in_files(self, name: str, sources: Sequence[Source]) -> str:
@@ -251,7 +258,12 @@ class Collection:
         vars(changed).update(kept | changes)
         return changed
 
-    def load(self, rows: NDArray[np.integer] | Sequence[int] | slice | None = None) -> Collection:
+    def load(
+        self,
+        rows: NDArray[np.integer] | Sequence[int] | slice | None = None,
+        *,
+        device: torch.device | str | None = None,
+    ) -> Collection:
         """Return the same cells, decoded in memory, from which minibatches are gathered.
 
         All elements that were opened are read once, as in an epoch, and kept in the narrowest
@@ -266,17 +278,28 @@ class Collection:
         cells, and those that give the same rows wait and share its memory. No file names this
         memory; the system frees it with the last process that uses it, however that ends.
 
+        With ``device``, cells and obs columns are copied from this memory, which is then freed, and
+        minibatches are gathered, made dense and transformed on the device: they are those that
+        ``minibatch.to(device)`` returns. Values that a ``transform`` changed may differ from those
+        in their last place. Each process has cells of its own there, and delivers them itself,
+        without worker processes.
+
         Parameters
         ----------
         rows
             The rows to load, such as those of a training set; all if None. Other rows are read from
-            their sources, as before.
+            their sources, as before; with ``device``, a minibatch must have none.
+        device
+            A device of torch, such as ``"cuda"``. If None, cells stay in memory.
 
         Raises
         ------
         ParameterError
-            The cells do not fit in the memory that this process may take, which is estimated from
-            512 of them before the others are read; or the system is not Linux.
+            The cells do not fit in the memory that this process may take, or on the device, which
+            is estimated from 512 of them before the others are read; the system is not Linux; or
+            torch does not have the device here, or the dtype of an element.
+        ColumnError
+            An obs column has numbers above the largest int64, and ``device`` is given.
         FormatError
             A file is truncated or damaged.
         DeliveryError
@@ -292,19 +315,46 @@ class Collection:
         """
         numbers = row_numbers(slice(None) if rows is None else rows, len(self))
         wanted = numbers if rows is None else np.unique(numbers)
+        if device is None:
+            return self._changed(_loaded=self._load(wanted, lambda _: None), _on_device=None)
+        from cellfeed.collection._on_device import (  # noqa: PLC0415 - it imports torch
+            DeviceRows,
+            device_of,
+            require_device_memory,
+        )
+
+        target = device_of(device)
+        obs_bytes = sum(each.values.itemsize for each in self._obs.values()) * wanted.size
+
+        def require_room(n_bytes: float) -> None:
+            require_device_memory(n_bytes + obs_bytes, target)
+
+        loaded = self._load(wanted, require_room)
+        require_room(loaded.n_bytes)
+        return self._changed(_loaded=None, _on_device=DeviceRows(loaded, self._obs, target))
+
+    def _load(self, rows: NDArray[np.int64], require_room: Callable[[float], None]) -> Loaded:
+        """Return ascending rows in shared memory; see `load_rows`."""
         parts = [str((each.location, each.version(), each.selection())) for each in self._sources]
         parts += [repr((each, *each.column_names)) for each in self._elements.values()]
 
         def load() -> Loaded:
-            sample = np.linspace(0, wanted.size - 1, min(wanted.size, _SAMPLED_TO_LOAD))
-            return load_rows(self, len(self), wanted, self[wanted[sample.astype(np.int64)]])
+            sample = np.linspace(0, rows.size - 1, min(rows.size, _SAMPLED_TO_LOAD))
+            few = self[rows[sample.astype(np.int64)]]
+            return load_rows(self, len(self), rows, few, require_room)
 
-        return self._changed(_loaded=load_once(digest_of(*parts, digest_of_array(wanted)), load))
+        return load_once(digest_of(*parts, digest_of_array(rows)), load)
 
     @property
     def loaded_bytes(self) -> int:
-        """Memory that loaded cells take, in bytes; 0 if none are loaded."""
-        return 0 if self._loaded is None else self._loaded.n_bytes
+        """Memory that loaded cells take, on their `device` or here, in bytes; 0 if none are."""
+        held = self._loaded or self._on_device
+        return 0 if held is None else held.n_bytes
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device on which cells were loaded; None if they are in memory or in their files."""
+        return None if self._on_device is None else self._on_device.device
 
     @property
     def _is_loaded(self) -> bool:

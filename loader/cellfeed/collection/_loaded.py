@@ -189,6 +189,11 @@ class LoadedRows(ChunkedElement):
         Values of all rows, concatenated.
     pointers, indices
         Row pointers, unless rows are dense, and column indices, if they are sparse.
+
+    Attributes
+    ----------
+    arrays
+        Values, row pointers and column indices in memory; None where rows have none.
     """
 
     def __init__(
@@ -201,7 +206,11 @@ class LoadedRows(ChunkedElement):
         indices: SharedArray | None,
     ) -> None:
         self._given = layout, row_shape, n_rows, values, pointers, indices
-        self._arrays = [each.values for each in (values, pointers, indices) if each is not None]
+        self.arrays = (
+            values.values,
+            None if pointers is None else pointers.values,
+            None if indices is None else indices.values,
+        )
         self.layout, self.dtype, self.shape = layout, values.values.dtype, (n_rows, *row_shape)
         self._chunks: Chunks
         if pointers is None:
@@ -217,7 +226,7 @@ class LoadedRows(ChunkedElement):
 
     def stored_bytes(self) -> int:
         """Return its size in memory, in bytes."""
-        return sum(each.nbytes for each in self._arrays)
+        return sum(each.nbytes for each in self.arrays if each is not None)
 
     def chunked(self) -> Chunks:
         """Return the rows in memory."""
@@ -253,7 +262,13 @@ class Loaded:
 # Loading.
 
 
-def load_rows(collection: Readable, n_rows: int, rows: NDArray[np.int64], sample: Cells) -> Loaded:
+def load_rows(
+    collection: Readable,
+    n_rows: int,
+    rows: NDArray[np.int64],
+    sample: Cells,
+    require_room: Callable[[float], None],
+) -> Loaded:
     """Decode rows into shared memory.
 
     Parameters
@@ -266,6 +281,8 @@ def load_rows(collection: Readable, n_rows: int, rows: NDArray[np.int64], sample
         Which of them to load, ascending, int64.
     sample
         Some of these rows, from which the size of all is estimated.
+    require_room
+        Refuses their estimated size, in bytes, if they will not fit where they are copied to.
 
     Raises
     ------
@@ -286,6 +303,7 @@ def load_rows(collection: Readable, n_rows: int, rows: NDArray[np.int64], sample
         if each.layout == "csr":
             indices[name] = _GrowingArray([_dtype_of_indices(each.n_columns)], expected)
     needed = sum(e.expected_bytes for some in (values, pointers, indices) for e in some.values())
+    require_room(needed)
     _require_memory(needed + min(needed, 3 * _FETCH_BYTES))
     plan = EpochPlan(
         strategy=Streaming(rows),

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +17,7 @@ from cellfeed._lazy import sp
 from cellfeed._torch import HAS_TORCH, get_worker_info
 from cellfeed.collection import Collection
 from cellfeed.collection._indexables import count_rows, in_memory
+from cellfeed.collection._on_device import Delivery, DeviceRows
 from cellfeed.dataset import _parameters
 from cellfeed.dataset._loader import MinibatchLoader, loader_over, to_be_called
 from cellfeed.dataset._parameters import AnyDtype, AnyTransform, ReadOptions
@@ -48,7 +49,10 @@ from cellfeed.sampling import (
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from cellfeed.rows._minibatch import Minibatch
+
 Minibatches: TypeAlias = Generator[Any, None, None]
+_Cells = TypeVar("_Cells", bound="Cells | Minibatch")
 
 # Over a network: what arrives while one is decoded is less than what a round trip takes.
 _REMOTE_PREFETCH = 8
@@ -153,10 +157,11 @@ class CellDataset(ResumableDataset):
         A size is below one; ``seed`` is negative; fetches of a `Collection` would take more memory
         than this machine has; the strategy asks for rows that do not exist; ``rank`` and
         ``world_size`` are invalid; ``dense``, ``dtype``, ``transform`` or ``read_options`` is given
-        but does not apply to this collection; ``transform`` does not fit an element or its dtype;
-        or ``seed`` is None where ``world_size`` or ``device_mesh`` is given. Also when an epoch
-        begins: ranks begin different epochs, or ``streams`` is no multiple of their number. And
-        where an attribute is set, since all are fixed.
+        but does not apply to this collection; a function, a tokenizer or ``as_torch=False`` needs
+        cells in memory, but they were loaded on a device; ``transform`` does not fit an element or
+        its dtype; or ``seed`` is None where ``world_size`` or ``device_mesh`` is given. Also when
+        an epoch begins: ranks begin different epochs, or ``streams`` is no multiple of their
+        number. And where an attribute is set, since all are fixed.
     DeliveryError
         When an epoch begins: a rank does not come.
 
@@ -231,6 +236,7 @@ class CellDataset(ResumableDataset):
             self.dtype = _parameters.float_dtypes(elements, self.dtype, self.transform)
             for each in dtypes_of(elements, self.dtype).values() if as_torch else ():
                 require_torch_dtype(each)
+        self._require_gathered()
         _parameters.require_that_they_apply(
             collection,
             is_read_here=self._is_read_ahead,
@@ -253,7 +259,7 @@ class CellDataset(ResumableDataset):
         self._num_workers = 0
         # For all epochs, so that memory is new to the system only once.
         self._pools = Pools()
-        if self._is_read_ahead:
+        if self._is_read_ahead and self._on_device is None:
             collection.warn_if_slow(self.dtype)
             for name, steps in self.transform.items():
                 if (of_rows := split_steps(steps)[1]) is not None:
@@ -365,7 +371,7 @@ class CellDataset(ResumableDataset):
         that are made from sparse ones ahead of time, and up to ``prefetch_bytes`` that come from a
         server.
         """
-        if not isinstance(self.collection, Collection):
+        if not isinstance(self.collection, Collection) or self._on_device is not None:
             return 0
         n_rows = 2 * self.fetch_size * (1 + self.strategy.n_companions)
         return int(n_rows * self.collection.mean_row_bytes(self.dtype))
@@ -463,11 +469,14 @@ class CellDataset(ResumableDataset):
         DeliveryError
             During iteration: workers persist, and another iteration has begun.
         ParameterError
-            ``num_workers`` is negative or not an integer, or an option belongs to the dataset.
+            ``num_workers`` is negative or not an integer, or not 0 although cells were loaded on a
+            device; or an option belongs to the dataset.
         ImportError
             torch is not installed.
         """
         workers = self.num_workers if num_workers is None else num_workers
+        if self._on_device is not None:
+            _parameters.require_no_workers(self._on_device.device, workers)
         return loader_over(
             self,
             workers,
@@ -521,6 +530,29 @@ class CellDataset(ResumableDataset):
     def _taken_from(self, fetched: Any, indices: NDArray[np.intp]) -> Any:
         """Return a minibatch of a fetch."""
         return fetched[indices]
+
+    @property
+    def _on_device(self) -> DeviceRows | None:
+        """Cells on a device, from which minibatches are gathered."""
+        return self.collection._on_device if isinstance(self.collection, Collection) else None  # noqa: SLF001 - ours
+
+    def _require_gathered(self) -> None:
+        """Check that nothing needs cells in memory, if they are on a device."""
+        if self._on_device is None:
+            return
+        are_tokenized = any(split_steps(each)[1] for each in self.transform.values())
+        for what, is_given in (
+            ("`fetch_transform`", self.fetch_transform is not None),
+            ("a `fetch_callback` or `batch_callback`", not self._is_placed),
+            ("a tokenizer in `transform`", are_tokenized),
+            ("as_torch=False", not self.as_torch),
+        ):
+            if is_given:
+                msg = (
+                    f"{what} needs cells in memory, but they are on {self._on_device.device}; "
+                    "change minibatches in `batch_transform`, or load the cells without `device`"
+                )
+                raise ParameterError(msg)
 
     @property
     def _can_be_forked(self) -> bool:
@@ -607,7 +639,10 @@ class CellDataset(ResumableDataset):
 
     def delivered(self, share: Share) -> Minibatches:
         """Deliver a share of an epoch: the minibatches of its fetches."""
-        made = self._read_ahead(share) if self._is_read_ahead else self._indexed(share)
+        if self._on_device is not None:
+            made = self._gathered(share, self._on_device)
+        else:
+            made = self._read_ahead(share) if self._is_read_ahead else self._indexed(share)
         with closing(made) as minibatches:
             if self.batch_transform is None:
                 yield from minibatches
@@ -645,7 +680,27 @@ class CellDataset(ResumableDataset):
                     del cells
                     yield delivered.pop()
 
-    def _with_companions(self, groups: Iterator[Cells]) -> Iterator[Cells]:
+    def _gathered(self, share: Share, on_device: DeviceRows) -> Minibatches:
+        """Gather minibatches from cells on a device."""
+        worker = start_here() or get_worker_info()
+        _parameters.require_no_workers(on_device.device, worker.num_workers if worker else 0)
+        dtypes = dtypes_of(self.collection.elements, self.dtype)
+        delivery = Delivery(dtypes, self.transform, dense=self.dense, device=on_device.device)
+        for number in share.numbers:
+            with self._counters.processor_time(Counter.PLANNING):
+                fetch = share.fetch(number)
+                order, bounds = fetch.in_groups(share.plan.minibatch_size)
+                rows = fetch.rows[order]
+            self._counters.add(Counter.FETCHES, 1)
+            names = self.collection.obs_names(rows) if self.collection.delivers_obs_names else None
+            groups = self._with_companions(on_device.gather(rows, bounds, names, delivery))
+            for _ in range(share.n_minibatches_of(number)):
+                with self._counters.wall_time(Counter.MAKING_TENSORS):
+                    delivered = [next(groups)]
+                self._counters.add(Counter.CELLS, len(delivered[0]))
+                yield delivered.pop()
+
+    def _with_companions(self, groups: Iterator[_Cells]) -> Iterator[_Cells]:
         """Join each minibatch with the companions of its cells, which follow it, if any."""
         if not self.strategy.n_companions:
             yield from groups

@@ -142,6 +142,22 @@ def require_cells(batch: object) -> None:
         raise ParameterError(msg)
 
 
+def require_no_workers(device: torch.device, num_workers: int) -> None:
+    """Check that no worker process delivers cells that are on a device.
+
+    Raises
+    ------
+    ParameterError
+        One does.
+    """
+    if num_workers:
+        msg = (
+            f"`num_workers` must be 0 if cells are on {device}, where their own process gathers "
+            f"minibatches, but got {num_workers}; write `dataset.loader(num_workers=0)`"
+        )
+        raise ParameterError(msg)
+
+
 def require_callables(**functions: object) -> None:
     """Check that each given function can be called.
 

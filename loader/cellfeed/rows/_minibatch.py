@@ -76,8 +76,8 @@ class RaggedTensor:
         shape = (len(self), width, *values.shape[1:])
         out = torch.full(shape, fill, dtype=values.dtype, device=values.device)
         is_there = torch.arange(width, device=values.device) < lengths[:, None]
-        same_bits = _same_bits(values.dtype)
-        out.view(same_bits)[is_there] = values.view(same_bits)
+        bits = same_bits(values.dtype)
+        out.view(bits)[is_there] = values.view(bits)
         return out
 
     def nested(self) -> torch.Tensor:
@@ -86,7 +86,7 @@ class RaggedTensor:
         return tensor
 
 
-def _same_bits(dtype: torch.dtype) -> torch.dtype:
+def same_bits(dtype: torch.dtype) -> torch.dtype:
     """Return a dtype of the same size that torch can index; it cannot index some unsigned ones."""
     signed = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
     return signed.get(dtype, dtype)
@@ -192,7 +192,7 @@ def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     torch would divide each copy among as many threads as there are processors, which wait for each
     other where all processors decode.
     """
-    if tensor.is_pinned():
+    if tensor.is_pinned() or tensor.device.type != "cpu":
         return tensor
     given = tensor.contiguous()
     pinned = torch.empty_like(given, pin_memory=True)

@@ -10,7 +10,15 @@ import pytest
 import scipy.sparse as sp
 from tests.loader.matrices import random_csr
 
-from cellfeed import BlockShuffling, CellDataset, Minibatch, RaggedTensor, open_collection
+from cellfeed import (
+    BlockShuffling,
+    CellDataset,
+    Minibatch,
+    ParameterError,
+    RaggedTensor,
+    open_collection,
+)
+from cellfeed.transforms import Log1p, NormalizeTotal, Scale
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
@@ -98,6 +106,48 @@ def test_sparse_elements_stay_sparse(adata, collection):
     torch.testing.assert_close((moved.X @ weights).cpu(), expected)
     assert moved.obs["label"].dtype == torch.int64
     torch.testing.assert_close(moved.to("cpu").X.to_dense(), minibatch.X.to_dense())
+
+
+@pytest.mark.filterwarnings("ignore:.* is read slowly")
+@pytest.mark.parametrize("dtype", [None, "float32", "float16", "uint16"])
+@pytest.mark.parametrize("dense", [False, True])
+def test_cells_that_stay_on_the_gpu(collection, dense, dtype):
+    """Minibatches and states are those from files, bit for bit."""
+    before = torch.cuda.memory_allocated()
+    loaded = collection.load(device="cuda")
+    assert torch.cuda.memory_allocated() - before >= loaded.loaded_bytes
+    assert loaded.device == torch.device("cuda", torch.cuda.current_device())
+    of_files, of_gpu = (dataset_of(each, dense=dense, dtype=dtype) for each in (collection, loaded))
+    for loader in (of_gpu.loader(pin_memory=True), of_gpu):
+        for one, other in zip(of_files, loader, strict=True):
+            assert all(each.device == loaded.device for each in tensors_of(other))
+            pairs = zip(tensors_of(one), tensors_of(other), strict=True)
+            for expected, found in pairs:
+                assert found.dtype == expected.dtype
+                assert np.array_equal(found.cpu().numpy(), expected.numpy())
+    assert of_files.state_dict() == of_gpu.state_dict()
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_transforms_of_cells_that_stay_on_the_gpu(collection, dense):
+    steps = [NormalizeTotal(1e4), Log1p()]
+    if dense:
+        steps.append(Scale(np.ones(N_GENES), np.arange(N_GENES), max_value=3))
+    datasets = [
+        dataset_of(each, dense=dense, transform=steps)
+        for each in (collection, collection.load(device="cuda"))
+    ]
+    for one, other in zip(*datasets, strict=True):
+        found = other.to("cpu", dense=True).X
+        torch.testing.assert_close(found, one.to("cpu", dense=True).X, rtol=2**-23, atol=2**-20)
+
+
+def test_what_does_not_fit_on_the_gpu_is_refused(collection, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1_000, 10_000))
+    with pytest.raises(ParameterError, match=r"on cuda:\d+, but 1,000 are available there"):
+        collection.load(device="cuda")
+    with pytest.raises(ParameterError, match="`device` must be one that torch has here"):
+        collection.load(device=f"cuda:{torch.cuda.device_count()}")
 
 
 def test_ragged_rows():
