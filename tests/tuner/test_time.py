@@ -11,6 +11,7 @@ from tests.tuner.simulated import Machine, MeasuringError, autotune_on, timed
 
 from cellfeed import BlockShuffling, MatchedControls, open_collection
 from cellfeed_tuner import Configuration, plots
+from cellfeed_tuner._measuring._timing import Round
 from cellfeed_tuner._time_budget import ANSWER_SECONDS, TimeBudget
 
 BUDGET, SLACK, OVERTIME = 60.0, 2.0, 0.05
@@ -170,6 +171,7 @@ class WithStarts(Machine):
         if not request.configuration.num_workers:
             return found
         started, first, *others = found.events
+        assert isinstance(first, Round)
         first = replace(first, seconds=first.seconds + self.starts)
         return replace(found, events=(started, first, *others))
 

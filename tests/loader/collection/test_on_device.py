@@ -197,7 +197,8 @@ def test_transforms(collection, on_device, element, dense, transform):
         pytest.skip("sparse rows have no such transform")
     some = [each.of_element(element) for each in (collection, on_device)]
     of_files, of_device = (
-        joined(each).numpy() for each in both(*some, Streaming(), dense=dense, transform=transform)
+        joined(each).numpy()
+        for each in both(some[0], some[1], Streaming(), dense=dense, transform=transform)
     )
     assert of_files.dtype == of_device.dtype
     # A unit in the last place of float32; sums of float64 depend on their order. A mean that is
