@@ -19,6 +19,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="IProgress not found")
     import optuna
 
+from msgspec import ValidationError
 from optuna.exceptions import ExperimentalWarning, OptunaError
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -149,7 +150,10 @@ _FACTS = ("data", "machine", "versions")
 _RUN = "run"
 _MEASURED = (TrialState.COMPLETE, TrialState.PRUNED)
 # Raised for a full disk, a folder of somebody else, or a damaged file.
-_UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, OptunaError)
+_UNUSABLE = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, OptunaError,
+    ValidationError,  # of msgspec, whose older versions do not derive it from ValueError
+)  # fmt: skip
 
 
 def cache_folder() -> Path:
