@@ -409,6 +409,7 @@ def test_bad_input_is_one_line_and_exit_code_2(files, paths, label, said):
         (["--align", "--balance", "plate"], "`--align` is of shuffled blocks"),
         (["--cache", "lukewarm"], "lukewarm"),
         (["--output", "/proc/nowhere"], "/proc/nowhere: not writable ("),
+        (["--output", "s3://bucket/results"], "s3://bucket/results: is a URL, but only local"),
     ],
 )
 @pytest.mark.usefixtures("nothing_is_measured")

@@ -160,7 +160,7 @@ _OF_CHOICE = _with(
                   help="Memory limit, such as 8GB."),
     click.option("--cache", default=None, show_default="cold", type=click.Choice(["cold", "warm"]),
                   help="State of the page cache to measure in; not for files on servers."),
-    click.option("--output", default=Path(), type=click.Path(file_okay=False, path_type=Path),
+    click.option("--output", default=".", type=click.Path(file_okay=False), metavar="FOLDER",
                   help="Folder for the files that are written."),
     click.option("--seed", default=0, show_default=True, help="Seed of the plans."),
 )  # fmt: skip
@@ -200,7 +200,8 @@ def main(*, paths: tuple[str, ...], **settings: Any) -> None:
     feasible or the loader delivers wrong data, and 2 if the input cannot be used. Ctrl-C stops
     early, reports what was measured, and exits with 130.
     """
-    seconds, output, as_json = (settings.pop(name) for name in ("budget", "output", "as_json"))
+    seconds, as_json = settings.pop("budget"), settings.pop("as_json")
+    output = _folder(settings.pop("output"))
     budget = TimeBudget(seconds)
     # It imports what measures, while this process opens files and imports what searches.
     with _measuring_process(settings["ranks"]) as process:
@@ -260,6 +261,12 @@ def _measuring_process(
     return MeasuringProcess()
 
 
+def _folder(path: str) -> Path:
+    from cellfeed.bytes import writable_path  # noqa: PLC0415 - help does not need it
+
+    return writable_path(path)
+
+
 def _require_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -299,7 +306,7 @@ def profile_command(*, paths: tuple[str, ...], **settings: Any) -> None:
     fetch factor for each block size, as Figure 2 of the scDataset paper) and .html. Each timing is
     kept in profile.jsonl, so that the same command goes on after Ctrl-C, and more rounds add to it.
     """
-    output, rounds = settings.pop("output"), settings.pop("rounds")
+    output, rounds = _folder(settings.pop("output")), settings.pop("rounds")
     collection, settings = _opened(paths, settings, output)
     from cellfeed_tuner._request import collection_request  # noqa: PLC0415
 
