@@ -38,13 +38,17 @@ def main(plates: str) -> None:
     torch.manual_seed(0)
     collection = open_collection(plates, obs=["drug", "cell_line"])
     drugs, lines = (collection.obs[each].categories for each in ("drug", "cell_line"))
+    # A fifth of the drugs of a cell line for validation, and two fifths for testing.
+    treated = np.unique(collection.obs["drug"].values[collection.obs["cell_line"].values == 1])
+    drawn = [drugs[code] for code in np.random.default_rng(0).permutation(treated[treated > 0])]
+    fifth = len(drawn) // 5
     # Or the path of a TOML file in the layout of STATE.
     held_out = {
         "zeroshot": {lines[0]: "test"},
-        "fewshot": {lines[1]: {"val": 0.2, "test": 0.4}},
+        "fewshot": {lines[1]: {"val": drawn[:fifth], "test": drawn[fifth : 3 * fifth]}},
     }
     split = perturbation_split(
-        collection, held_out, treatment="drug", control=drugs[0], cell_type="cell_line", seed=0
+        collection, held_out, treatment="drug", control=drugs[0], cell_type="cell_line"
     )
     print(split)
 

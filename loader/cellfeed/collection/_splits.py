@@ -5,11 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from itertools import accumulate
-from math import isclose, lcm
 from numbers import Integral
-from operator import add
 from typing import Any, Literal, TypeVar, get_args, overload
 
 import numpy as np
@@ -26,6 +22,7 @@ from cellfeed._errors import (
 from cellfeed._lazy import pd
 from cellfeed.collection._collection import Collection
 from cellfeed.collection._indexables import count_rows
+from cellfeed.collection._rounding import as_weights, controlled_rounding, sizes_of_parts
 from cellfeed.sampling import derive_key, random_words
 from cellfeed.sampling._base import has_masked, require_row_numbers
 from cellfeed.sampling._labels import column_of, factorized
@@ -147,92 +144,6 @@ def _compact(
     labels = (*(values[place] for place in occur.tolist()), *([None] if n_missing else []))
     counts = np.append(counts[occur], [n_missing] if n_missing else []).astype(np.int64)
     return numbers[codes], labels, counts  # -1 takes the last number
-
-
-# Rounding fractions to whole numbers of rows. Fractions are represented by integers,
-# ``weights / sum(weights)``, so nothing is rounded in floating point.
-
-_LARGEST_DENOMINATOR = 10**9
-_TOLERANCE = 1e-6
-_UNIT = 1 << 64  # of random words
-
-
-def _as_weights(fractions: Sequence[float]) -> tuple[int, ...]:
-    """Return integers in the same proportions as the fractions.
-
-    0.7 becomes 7/10, and the float nearest to 1/3 becomes 1/3.
-
-    Raises
-    ------
-    ParameterError
-        There are none, one is not above 0, or they do not sum to 1.
-
-    Examples
-    --------
-    >>> _as_weights([0.7, 0.2, 0.1])
-    (7, 2, 1)
-    """
-    try:
-        given = [float(each) for each in fractions]
-    except (TypeError, ValueError) as error:
-        msg = f"`fractions` must be numbers such as [0.8, 0.2], but got {fractions!r}"
-        raise ParameterError(msg) from error
-    if not given or not all(each > 0 for each in given):
-        msg = f"`fractions` must be numbers above 0, at least one, but got {given}"
-        raise ParameterError(msg)
-    if not isclose(sum(given), 1, abs_tol=_TOLERANCE):
-        msg = f"`fractions` must sum to 1, but {given} sum to {sum(given):g}"
-        raise ParameterError(msg)
-    exact = [Fraction(each).limit_denominator(_LARGEST_DENOMINATOR) for each in given]
-    if min(exact) == 0:
-        msg = f"each of `fractions` must be at least {1 / _LARGEST_DENOMINATOR:g}, but got {given}"
-        raise ParameterError(msg)
-    common = lcm(*(each.denominator for each in exact))
-    return tuple(int(each * common) for each in exact)
-
-
-def _sizes_of_parts(
-    counts: NDArray[np.int64], weights: Sequence[int], key: int | None
-) -> NDArray[np.int64]:
-    """Divide each of several strata by the same fractions.
-
-    Each size is one of the two integers next to the stratum's share.
-
-    Parameters
-    ----------
-    counts
-        Number of rows of each stratum, shape (n_strata,).
-    weights
-        The fractions; see `_as_weights`.
-    key
-        Random key. Expected sizes are then the exact shares: the bounds between the parts of a
-        stratum are rounded up if their fractional part is at least 1 - u, with the same random u
-        for all (systematic sampling, Madow 1949). If None, sizes are rounded up for the parts with
-        the largest remainders, which include what earlier strata left.
-
-    Returns
-    -------
-    Sizes, whose rows sum to ``counts``, shape (n_strata, n_parts).
-    """
-    whole, rows = sum(weights), counts.astype(object)[:, None]  # integers of any size
-    if key is not None:
-        u = random_words(key, np.arange(counts.size)).astype(object)[:, None]
-        before = np.array([*accumulate(weights, initial=0)], object)
-        bounds = (before * rows * _UNIT + u * whole) // (whole * _UNIT)
-        drawn: NDArray[np.int64] = np.diff(bounds, axis=1).astype(np.int64)
-        return drawn
-    shares = rows * np.array(weights, object)
-    sizes, remainders = shares // whole, (shares % whole).tolist()
-    owed = [0] * len(weights)
-    for own, added in zip(sizes, remainders, strict=True):
-        owed = [*map(add, owed, added)]
-        parts = [part for part, each in enumerate(added) if each]
-        parts.sort(key=owed.__getitem__, reverse=True)
-        for part in parts[: sum(added) // whole]:
-            own[part] += 1
-            owed[part] -= whole
-    rounded: NDArray[np.int64] = sizes.astype(np.int64)
-    return rounded
 
 
 # Assigning rows to parts: one by one, within strata, or as whole groups.
@@ -589,15 +500,13 @@ def random_split(
         The same seed gives the same parts, with any version of NumPy.
     method
         How many rows a part gets, as in TileDB-SOMA-ML. "deterministic": always its share, rounded
-        by largest remainders. "stochastic_rounding": one of the two integers next to its share, at
+        to the nearest integer. "stochastic_rounding": one of the two integers next to its share, at
         random, so that the expected number is the share. "multinomial": the part of each row (or
         group) is drawn independently, so sizes vary.
     stratify
         The name of an obs column, a list of names, or an array with a label for each row. Each part
-        gets its share of the rows of each label, rounded up or down: at random for each label by
-        itself ("stochastic_rounding"), or so that what one label lacks the next ones make up for
-        ("deterministic"). Rows without a label count as one more label. Columns that a `Collection`
-        was not opened with are read.
+        gets its share of the rows of each label, rounded up or down. Rows without a label count as
+        one more label. Columns that a `Collection` was not opened with are read.
     group
         Labels such as the donor, given like ``stratify``: all rows of a label get into the same
         part, and rows without a label stay together. Unless groups are drawn independently
@@ -635,7 +544,7 @@ def random_split(
     >>> random_split(100, [0.8, 0.2], seed=0, group=donor)
     Split(80 + 20 rows: 0.8, 0.2, 5 groups kept whole)
     """
-    weights = _as_weights(fractions)
+    weights = as_weights(fractions)
     return _divided(Split, collection, weights, seed, method, stratify, group, indices)
 
 
@@ -771,8 +680,11 @@ def _parts(
     if method == "multinomial":
         return _independent_parts(n, weights, derive_key(seed, _ROWS))
     size_key = None if method == "deterministic" else derive_key(seed, _SIZES)
-    counts, codes = (np.array([n]), None) if strata is None else (strata.counts, strata.codes)
-    sizes = _sizes_of_parts(counts, weights, size_key)
+    if strata is None:
+        sizes = sizes_of_parts(n, weights, size_key)[None]
+    else:
+        sizes = controlled_rounding(strata.counts, weights, size_key)
+    codes = None if strata is None else strata.codes
     return _parts_of_rows(sizes, codes, derive_key(seed, _ROWS))
 
 

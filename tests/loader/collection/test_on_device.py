@@ -29,8 +29,6 @@ from cellfeed import (
     open_collection,
 )
 from cellfeed.collection import _loaded
-from cellfeed.scdataset import scDataset
-from cellfeed.tokenizers import RankTokens
 from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale
 
 pytestmark = [
@@ -288,18 +286,28 @@ def test_what_is_on_a_device_is_not_pinned(on_device):
     assert minibatch.pin_memory().X is minibatch.X
 
 
+IN_MEMORY = r"needs cells in memory, but they are on cpu; change minibatches in `batch_transform`"
+
+
+def test_what_extensions_do_in_memory_is_refused(on_device):
+    X = on_device.of_element("X")
+    tokenizers = pytest.importorskip("cellfeed.tokenizers")
+    genes = tokenizers.RankTokens([*map(str, range(N_GENES)), "<pad>", "<cls>", "<eos>"])
+    with pytest.raises(ParameterError, match=IN_MEMORY):
+        CellDataset(X, Streaming(), 8, transform=genes)
+    scdataset = pytest.importorskip("cellfeed.scdataset")
+    with pytest.raises(ParameterError, match=IN_MEMORY):
+        scdataset.scDataset(X, Streaming(), 8, batch_callback=lambda fetched, rows: fetched[rows])
+
+
 def test_what_needs_cells_in_memory_is_refused(collection, on_device):
     X = on_device.of_element("X")
-    told = r"needs cells in memory, but they are on cpu; change minibatches in `batch_transform`"
     for options in (
         {"fetch_transform": copy.copy},
         {"as_torch": False},
-        {"transform": RankTokens([*map(str, range(N_GENES)), "<pad>", "<cls>", "<eos>"])},
     ):
-        with pytest.raises(ParameterError, match=told):
+        with pytest.raises(ParameterError, match=IN_MEMORY):
             CellDataset(X, Streaming(), 8, **options)
-    with pytest.raises(ParameterError, match=told):
-        scDataset(X, Streaming(), 8, batch_callback=lambda fetched, rows: fetched[rows])
     dataset = CellDataset(X, Streaming(), 8)
     with pytest.raises(ParameterError, match=r"`num_workers` must be 0 .* but got 2; write"):
         dataset.loader(2)
