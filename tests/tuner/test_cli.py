@@ -122,12 +122,16 @@ def test_files_that_are_shuffled_already_or_read_slowly_are_called_so(tmp_path, 
         tmp_path / "all.h5ad", "--label", "plate", "--output", tmp_path, *grid
     )
     assert printed.exit_code == 0, printed.output
-    order = AutotuneResult.load(tmp_path / "autotune.json").storage_order
+    result = AutotuneResult.load(tmp_path / "autotune.json")
+    assert result.chosen is not None
+    verdict, order = result.chosen.verdict, result.storage_order
+    assert verdict is not None
     assert order is not None
     assert order.already_shuffled
     page = html.unescape((tmp_path / "autotune.html").read_text(encoding="utf-8"))
     assert order.sentence in page
-    assert "The theory does not apply because labels are mixed inside blocks" in page
+    assert verdict.sentence in page
+    assert "Blocks of one label each, drawn independently, would give 0." in verdict.sentence
     said = " ".join(printed.stdout.split())
     assert "`X` is read slowly, through h5py: its numbers are big-endian; write it as" in said
     assert "UserWarning" not in capfd.readouterr().err  # of processes that measure
