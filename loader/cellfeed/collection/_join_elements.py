@@ -132,8 +132,8 @@ class Genes:
         if given.size and all(isinstance(each, bool | np.bool_) for each in given.tolist()):
             self.mask = given.astype(bool)
             labels = getattr(names, "index", None)
-            is_method = callable(labels)  # of a list
-            if labels is not None and not is_method and not isinstance(labels, pd.RangeIndex):
+            numbers = pd.RangeIndex(given.size)  # of a Series without names; a list has a method
+            if not (labels is None or callable(labels) or numbers.equals(labels)):
                 self._labels = np.array([*map(str, labels)], object)
         else:
             self._names = _distinct([*map(str, names)])

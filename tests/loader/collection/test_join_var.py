@@ -287,6 +287,12 @@ def test_a_mask_applies_by_position_where_names_repeat(data):
         assert both.var.equals(var[mask])
 
 
+def test_a_mask_of_numbers_in_another_order_is_no_mask_by_position():
+    cells = ad.AnnData(np.ones((2, 3)), var=pd.DataFrame(index=["a", "b", "c"]))
+    with pytest.raises(MismatchError, match="`genes`"):
+        open_collection(cells, genes=pd.Series([True, False, False])[::-1])
+
+
 def test_a_table_whose_names_repeat_in_another_order_has_no_values_for_them():
     var = pd.DataFrame({"id": ["1", "2", "3"]}, index=["a", "b", "a"])
     cells = ad.AnnData(np.ones((2, 3)), var=var)
