@@ -494,7 +494,7 @@ class TestWorkers:
         assert tuned.loader.num_workers == 0
         (failed,) = [e for e in tuned.result.configurations if e.configuration.num_workers]
         assert failed.status == "failed"
-        assert "killed" in failed.note
+        assert "DataLoader worker (pid" in failed.note
 
     def test_what_takes_too_much_memory_is_a_setting_that_failed(self):
         loader = DataLoader(Slow(0.002, n_rows=200), batch_size=4)
