@@ -24,6 +24,8 @@ _PROLOGUE = """
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     warnings.filterwarnings("ignore", message="ranks are not compared where another")
     warnings.filterwarnings("ignore", message=".*(multi-threaded|NumPy array is not writable)")
+    # What anndata sets, of which pandas 3.1 warns.
+    warnings.filterwarnings("ignore", message="The 'future.infer_string' option is deprecated")
 
     def make(n_rows=101, **options):
         return CellDataset(np.arange(n_rows), BlockShuffling(4), 8, 2, **options)
@@ -43,7 +45,7 @@ _PROLOGUE = """
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield texts
-        known = "multi-threaded", "not writable", "This DataLoader", "ranks are not compared"
+        known = "multi-threaded", "not writable", "This DataLoader", "ranks are not", "infer_string"
         said = (str(each.message) for each in caught)
         texts += [each for each in said if not any(part in each for part in known)]
 
