@@ -200,6 +200,7 @@ IN_EVERY_WAY = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 class TestWhatMayNotBeCounts:
     """Values whose logarithm is NaN, and rows whose total is no integer."""
 
