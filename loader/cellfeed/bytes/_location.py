@@ -281,6 +281,18 @@ def require_file(path: Path, shown: Path | Location | None = None) -> None:
         raise PathError(f"{shown}: is {what}, not a file; give a file")
 
 
+def refuse_pipe(path: Path) -> None:
+    """Check that a path does not lead to a pipe, since opening it would wait for ever.
+
+    Raises
+    ------
+    PathError
+        It does.
+    """
+    if path.is_fifo():
+        require_file(path)
+
+
 def removed(path: Path | Location) -> PathError:
     """Return the error for a file that was removed."""
     return PathError(f"{path}: was removed since it was opened; put it back")

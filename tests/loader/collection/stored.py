@@ -12,8 +12,11 @@ import h5py
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
+from hypothesis import strategies as st
 from tests.loader.matrices import dense
 from tests.loader.zarr_stores import written_at_once
+
+from cellfeed import Collection, open_collection
 
 # Each element, and its number of columns; None stands for one per gene.
 COLUMNS = {"X": None, "layers/counts": None, "raw/X": 11, "obsm/X_pca": 3, "obsm/sparse": 5}
@@ -171,3 +174,31 @@ def write_files(folder: Path, rewrite: Callable[..., None]) -> list[File]:
         path = folder / f"{number:02}.{suffix}"
         files.append(write_file(path, genes, storages, rewrite, compression))
     return files
+
+
+def some_of(files: Sequence[File], join: str) -> st.SearchStrategy[list[File]]:
+    """One to three of the files, with the same genes if genes are not joined."""
+    return st.lists(
+        st.sampled_from(files[:N_ALIKE] if join == "same" else files),
+        min_size=1,
+        max_size=3,
+        unique_by=lambda each: each.path,
+    )
+
+
+@st.composite
+def collections_of(draw: st.DrawFn, files: Sequence[File], join: Any) -> Collection:
+    """Any elements of some of the files, whose genes are joined, or chosen if they can be."""
+    some = draw(some_of(files, join))
+    elements = draw(st.lists(st.sampled_from([*COLUMNS]), min_size=1, unique=True))
+    has_genes = "raw/X" not in elements and elements[0] in ("X", "layers/counts")
+    genes: dict[str, Any] = (
+        {"genes": ["gene3", "gene0", "gene5"]} if join == "genes" and has_genes else {}
+    )
+    return open_collection(
+        [each.path for each in some],
+        elements=elements,
+        obs=["number"],
+        join_vars="same" if genes else "outer" if join == "genes" else join,
+        **genes,
+    )

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.loader.collection.stored import (
     COLUMNS,
     DTYPES,
-    N_ALIKE,
     File,
     Storage,
     named,
+    some_of,
     write_file,
     write_files,
 )
@@ -71,14 +71,7 @@ def joined(some: list[File], name: str, join: str, genes: list[str] | None) -> p
 @settings(max_examples=max(1, settings().max_examples // 2))
 @given(data=st.data())
 def test_any_elements_and_genes_of_any_files(files, join, data):
-    some = data.draw(
-        st.lists(
-            st.sampled_from(files[:N_ALIKE] if join == "same" else files),
-            min_size=1,
-            max_size=3,
-            unique_by=lambda each: each.path,
-        )
-    )
+    some = data.draw(some_of(files, join))
     names = ["X", "layers/counts", *([] if join == "genes" else ["raw/X"])]
     elements = data.draw(
         st.lists(

@@ -18,7 +18,7 @@ import scipy.sparse as sp
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.loader.collection.stored import COLUMNS, N_ALIKE, write_files
+from tests.loader.collection.stored import collections_of, write_files
 from tests.loader.dataset.torchrun import torchrun
 from tests.warm import python as warm
 
@@ -87,26 +87,7 @@ def strategies(n_cells, seed):
 @settings(max_examples=max(1, settings().max_examples // 2))
 @given(data=st.data())
 def test_minibatches_and_states_are_those_of_files(files, join, data):
-    some = data.draw(
-        st.lists(
-            st.sampled_from(files[:N_ALIKE] if join == "same" else files),
-            min_size=1,
-            max_size=3,
-            unique_by=lambda each: each.path,
-        )
-    )
-    elements = data.draw(st.lists(st.sampled_from([*COLUMNS]), min_size=1, unique=True))
-    has_genes = "raw/X" not in elements and elements[0] in ("X", "layers/counts")
-    genes: dict[str, Any] = (
-        {"genes": ["gene3", "gene0", "gene5"]} if join == "genes" and has_genes else {}
-    )
-    collection = open_collection(
-        [each.path for each in some],
-        elements=elements,
-        obs=["number"],
-        join_vars="same" if genes else "outer" if join == "genes" else join,
-        **genes,
-    )
+    collection = data.draw(collections_of(files, join))
     rows = data.draw(
         st.none()
         | st.lists(st.integers(0, len(collection) - 1), min_size=1)

@@ -24,9 +24,9 @@ from cellfeed.bytes import (
     Location,
     broken_link,
     digest_of,
+    refuse_pipe,
     removed,
     replaced,
-    require_file,
 )
 from cellfeed.bytes._remote import RemoteObjects, Version, open_object, versions_below, versions_of
 from cellfeed.bytes._remote import zarr_store as store_of
@@ -96,18 +96,14 @@ def _local_store() -> Any:
         """
 
         async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
-            self._refuse_pipe(key)
+            refuse_pipe(self.root / key)
             found = await super().get(key, *arguments, **options)
             return self._checked(key) if found is None else found
 
         def get_sync(self, key: str, *arguments: Any, **options: Any) -> Any:
-            self._refuse_pipe(key)
+            refuse_pipe(self.root / key)
             found = super().get_sync(key, *arguments, **options)
             return self._checked(key) if found is None else found
-
-        def _refuse_pipe(self, key: str) -> None:
-            if (path := self.root / key).is_fifo():
-                require_file(path)
 
         def _checked(self, key: str) -> None:
             _check_links(self.root / key)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.bytes import Location, map_or_read, require_file
+from cellfeed.bytes import Location, map_or_read, refuse_pipe, require_file
 from cellfeed.decode import ChunkedArray, Pieces, can_cast, pieced_array
 from cellfeed.extending import FormatError, ParameterError, PathError, pd
 from cellfeed.rows import CsrChunks, CsrRows
@@ -283,8 +283,7 @@ def _saved(folder: Location, name: str, n_rows: int) -> tuple[list[int], list[Pa
 
 def _unreadable(file: Path) -> AbstractContextManager[None]:
     """Convert errors of a file that is missing or damaged; refuse a pipe."""
-    if file.is_fifo():
-        require_file(file)
+    refuse_pipe(file)
     return failures_named(f"{file}: cannot be read", "copy it again")
 
 

@@ -19,7 +19,7 @@ from cellfeed.bytes import (
     RemoteObjects,
     digest_of,
     map_or_read,
-    require_file,
+    refuse_pipe,
     versions_below,
     versions_of,
 )
@@ -61,8 +61,7 @@ class LocalFolder:
     def _file(self, name: str) -> Path:
         """Return the path of a file; refuse a pipe, since opening it would wait for ever."""
         path = self._path / name
-        if path.is_fifo():
-            require_file(path)
+        refuse_pipe(path)
         return path
 
     def contents(self, names: Sequence[str]) -> list[bytes]:
