@@ -137,7 +137,7 @@ def tuned(axes):
         for each in result.configurations
     }
     blocks, factors = (sorted({each[k] for each in grid}, reverse=not k) for k in (0, 1))
-    shares = [[grid[b, f].least_mixed.share_of_random for f in factors] for b in blocks]
+    shares = [[grid[b, f].share_of_random for f in factors] for b in blocks]
     squares(axes, mpl.colormaps[COLOURS](np.clip(shares, 0, 1)))
     chosen = result.recommended.configuration
     place = factors.index(chosen.fetch_factor) - 0.06, -blocks.index(chosen.block_size) - 0.06

@@ -35,7 +35,8 @@ def main(folder: str, seconds: str = "20") -> None:
     loader = DataLoader(cells, batch_size=None, sampler=rows)
     loader, result = tune_dataloader(loader, label=1, budget=float(seconds), workers=[0, 1])
     print(result)
-    print(f"{result.chosen.entropy_bits.measured.value:.2f} bits of plates in a minibatch")
+    (plates,) = result.chosen.labels.values()
+    print(f"{plates.entropy_bits.measured.value:.2f} bits of plates in a minibatch")
 
 
 if __name__ == "__main__":

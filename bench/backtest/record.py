@@ -275,7 +275,7 @@ def record(
             recording.left_out[each] = ": ".join(reason)
     with MeasuringProcess(collection) as process:  # imports continue alongside the next lines
         plans = BlockPlans(len(collection), batch_size=batch_size, seed=seed)
-        mixing = Mixing([column], None, plans, entropy_floor=DEFAULT_ENTROPY_FLOOR)
+        mixing = Mixing([column], plans, entropy_floor=DEFAULT_ENTROPY_FLOOR)
         mixing.replay(grid, on_progress)
         on_progress("start", 0, 1)
         process.start()

@@ -9,7 +9,7 @@ from bench.backtest.recorded_grid import RecordedGrid, RecordedProcess
 
 from cellfeed_tuner._choose import Choice, Requirements
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import Estimate
+from cellfeed_tuner._interval import Estimate, is_undecided
 from cellfeed_tuner._results import MUCH_CHANCE, Constraints, EntropyBits
 from cellfeed_tuner._searching._replicates import Measurements
 from cellfeed_tuner._searching._search import Search
@@ -221,10 +221,10 @@ def _replay_at(
             budget=TimeBudget(seconds, process.clock),
         )
 
-    def is_undecided(choice: Choice | None) -> bool:
+    def leaves_open(choice: Choice | None) -> bool:
         if choice is None:
             return False
-        rivals = [each.configuration for each in choice.rivals if each.is_undecided]
+        rivals = [each.configuration for each in choice.rivals if is_undecided(each.ratio)]
         may_be_surpassed = (choice.chance_of_faster or 0.0) >= MUCH_CHANCE
         return may_be_surpassed or any(regret(other) <= GOOD_REGRET for other in rivals)
 
@@ -240,7 +240,7 @@ def _replay_at(
         best_cells_per_second=None if best is None else speeds[best],
         chosen=chosen,
         regrets=tuple(map(regret, chosen)),
-        undecided=tuple(map(is_undecided, choices)),
+        undecided=tuple(map(leaves_open, choices)),
         shares_measured=tuple(len(each) / len(grid) for each in looks),
         baseline_regrets={
             name: tuple(regret(BASELINES[name](measured(seed), feasible, seed)) for seed in seeds)

@@ -307,7 +307,7 @@ def tuned(seed: int, name: str, paths: Sequence[Path], store: str, options: Any)
     say(f"{name}: {chosen.settings}")
     if (speed := chosen.cells_per_second) is not None:
         figures |= {"cells/s": speed.value, "low": speed.low, "high": speed.high}
-    figures["% of random's entropy"] = 100 * known.least_mixed.share_of_random
+    figures["% of random's entropy"] = 100 * known.share_of_random
     return figures | {"peak MB": (chosen.peak_memory_bytes or 0) / 1e6}
 
 

@@ -13,7 +13,6 @@ from cellfeed_tuner import (
     AutotuneResult,
     Bottleneck,
     Busy,
-    ConditionalEntropyBits,
     Configuration,
     ConfigurationResult,
     Constraints,
@@ -142,8 +141,9 @@ MACHINE = Machine(
 DATASET = Dataset(
     paths=("plates/plate01.h5ad", "plates/plate02.h5ad"),
     n_cells=28_000, n_vars=62_710, layout="csr", dtype="float32", bytes_on_disk=174_293_460,
-    stored_bytes_per_cell=5_000.0, rows_per_chunk=4.4, label="plate", n_labels=14, n_missing=3,
-    label_entropy_bits=3.78, batch_size=64,
+    stored_bytes_per_cell=5_000.0, rows_per_chunk=4.4,
+    labels={"plate": LabelCensus(n_labels=14, n_missing=3, label_entropy_bits=3.78)},
+    batch_size=64,
 )  # fmt: skip
 
 
@@ -175,7 +175,13 @@ def entropy(share, *, measured=True):
     )
 
 
+def with_verdict(each, verdict):
+    labels = {name: replace(label, verdict=verdict) for name, label in each.labels.items()}
+    return replace(each, labels=labels)
+
+
 def timed(block_size, fetch_factor, num_workers, speed, share, kind="inside"):
+    verdict = Verdict(kind=kind, bits=0.0, error_bits=0.01, sentence=SENTENCES[kind])
     return ConfigurationResult(
         configuration=Configuration(
             block_size=block_size, fetch_factor=fetch_factor, num_workers=num_workers
@@ -183,9 +189,8 @@ def timed(block_size, fetch_factor, num_workers, speed, share, kind="inside"):
         status="timed",
         cells_per_second=Estimate(speed, 0.9 * speed, 1.2 * speed),
         n_rounds=7,
-        entropy_bits=entropy(share),
+        labels={"plate": LabelResult(entropy_bits=entropy(share), verdict=verdict)},
         peak_memory_bytes=400_000_000,
-        verdict=Verdict(kind=kind, bits=0.0, error_bits=0.01, sentence=SENTENCES[kind]),
     )
 
 
@@ -196,7 +201,7 @@ def untimed(block_size, fetch_factor, num_workers, status, share, note=""):
         ),
         status=status,
         note=note,
-        entropy_bits=entropy(share, measured=False),
+        labels={"plate": LabelResult(entropy_bits=entropy(share, measured=False))},
     )
 
 
@@ -273,18 +278,12 @@ NOTHING_FEASIBLE = replace(
 
 
 def with_a_further_label(each):
-    """The second label is mixed a little less than the first, and a third is conditioned on."""
-    bits = each.entropy_bits
+    """The second label is mixed a little less than the first."""
+    (first,) = each.labels.values()
+    bits = first.entropy_bits
     less = 0.99 * bits.expected.value
     second = replace(bits, expected=Estimate(less, less - 0.01, less + 0.01))
-    within = ConditionalEntropyBits(
-        given="drug", measured=None, expected=Estimate(0.8, 0.79, 0.81), random=0.9
-    )
-    return replace(
-        each,
-        further_labels={"cell_line": LabelResult(entropy_bits=second, verdict=each.verdict)},
-        conditional_entropy_bits=within,
-    )
+    return replace(each, labels={**each.labels, "cell_line": replace(first, entropy_bits=second)})
 
 
 def stage(name, microseconds, saving):
@@ -331,8 +330,10 @@ OF_RANGES = replace(
 
 
 def too_long(each):
-    bits = replace(each.entropy_bits, measured=Estimate(3.0, -np.inf, np.inf))
-    return replace(each, status="too long", cells_per_second=None, verdict=None, entropy_bits=bits)
+    (label,) = each.labels.values()
+    bits = replace(label.entropy_bits, measured=Estimate(3.0, -np.inf, np.inf))
+    labels = {"plate": LabelResult(entropy_bits=bits)}
+    return replace(each, status="too long", cells_per_second=None, labels=labels)
 
 
 FROM_A_SERVER = changed(
@@ -367,18 +368,22 @@ NOT_IN_TURNS = changed(
 )
 
 
+LONG_NAME = 3 * "cell_type_ontology_term_id_harmonised_across_all_studies_"
+
+
 def with_other_settings(each):
-    """The same with a setting of another loader."""
+    """The same with a setting of another loader, and a label with a long name."""
     settings = each.configuration.changed(cache_policy="lru")
-    return replace(each, configuration=settings)
+    return replace(each, configuration=settings, labels={LONG_NAME: each.labels["plate"]})
 
 
 def with_one_value(each):
     """A label with a single value has no entropy in any minibatch."""
     nothing = Estimate(0.0, 0.0, 0.0)
-    measured = each.entropy_bits.measured and nothing
+    (label,) = each.labels.values()
+    measured = label.entropy_bits.measured and nothing
     bits = EntropyBits(measured=measured, expected=nothing, homogeneous=0.0, random=0.0)
-    return replace(each, entropy_bits=bits)
+    return replace(each, labels={"plate": replace(label, entropy_bits=bits)})
 
 
 def share_of_random(block_size, fetch_factor):
@@ -464,9 +469,8 @@ RESULTS = {
     "several labels": changed(
         RECOMMENDED,
         {
-            "dataset.further_labels": {
-                "cell_line": LabelCensus(n_labels=50, n_missing=7, label_entropy_bits=5.6)
-            },
+            "dataset.labels": dict(DATASET.labels)
+            | {"cell_line": LabelCensus(n_labels=50, n_missing=7, label_entropy_bits=5.6)},
             "configurations": tuple(map(with_a_further_label, RECOMMENDED.configurations)),
         },
     ),
@@ -474,7 +478,7 @@ RESULTS = {
         RECOMMENDED,
         busy=Busy(other_cores=1.4, share=0.35),
         configurations=tuple(
-            replace(each, verdict=GRID[1].verdict) if each.verdict == GRID[6].verdict else each
+            with_verdict(each, *GRID[1].verdicts) if each.verdicts == GRID[6].verdicts else each
             for each in RECOMMENDED.configurations
         ),
         dataset=replace(
@@ -508,7 +512,7 @@ RESULTS = {
     "long names": changed(
         RECOMMENDED,
         {
-            "dataset.label": 3 * "cell_type_ontology_term_id_harmonised_across_all_studies_",
+            "dataset.labels": {LONG_NAME: DATASET.labels["plate"]},
             "machine.cpu.model": "Intel(R) Xeon(R) Platinum 8480+ with an unusually long name",
             "configurations": tuple(map(with_other_settings, RECOMMENDED.configurations)),
             "recommended.configuration": with_other_settings(GRID[6]).configuration,
@@ -519,15 +523,18 @@ RESULTS = {
     "zero entropy": changed(
         RECOMMENDED,
         {
-            "dataset.n_labels": 1,
-            "dataset.label_entropy_bits": 0.0,
+            "dataset.labels": {
+                "plate": LabelCensus(n_labels=1, n_missing=3, label_entropy_bits=0.0)
+            },
             "configurations": tuple(map(with_one_value, RECOMMENDED.configurations)),
         },
     ),
     "interrupted": replace(
         NOT_IN_TURNS,
         configurations=tuple(
-            replace(each, status="out of budget", cells_per_second=None, n_rounds=0, verdict=None)
+            replace(
+                with_verdict(each, None), status="out of budget", cells_per_second=None, n_rounds=0
+            )
             if each.configuration.num_workers or each.configuration.block_size == 4
             else each
             for each in NOT_IN_TURNS.configurations

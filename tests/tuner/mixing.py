@@ -29,4 +29,4 @@ def mixing_of(
     """How shuffled blocks of all cells mix labels."""
     made = [label_of(name, codes) for name, codes in labels.items()]
     plans = BlockPlans(made[0].codes.size, batch_size=batch_size, seed=seed)
-    return Mixing(made, None, plans, entropy_floor=floor)
+    return Mixing(made, plans, entropy_floor=floor)

@@ -58,8 +58,9 @@ def check_configurations(result):
     for each in result["configurations"]:
         assert {"block_size", "fetch_factor", "num_workers"} == each["configuration"].keys()
         names = {"measured", "expected", "lower_bound", "upper_bound", "random"}
-        assert names <= each["entropy_bits"].keys()
-        verdict = each["verdict"]
+        label = each["labels"]["plate"]
+        assert names <= label["entropy_bits"].keys()
+        verdict = label["verdict"]
         # A slow machine may have too few whole fetches in the time, and nothing or little to judge.
         if each["status"] != "too long":
             assert (verdict is not None) == (each["status"] in {"timed", "compared"})
@@ -79,7 +80,7 @@ def test_a_collection_is_tuned_and_the_result_used(tune, small_collection, tmp_p
     assert "of random sampling's" in " ".join(printed.stdout.split())
     assert "Measuring throughput" in printed.stderr
     assert "Measuring throughput" not in printed.stdout
-    assert result["schema"] == "cellfeed.autotune/3"
+    assert result["schema"] == "cellfeed.autotune/4"
     assert {"machine", "dataset", "configurations", "recommended"} <= result.keys()
     assert len(result["configurations"]) == 4
     check_configurations(result)
@@ -89,7 +90,7 @@ def test_a_collection_is_tuned_and_the_result_used(tune, small_collection, tmp_p
     assert chosen is not None
     assert recommended is not None
     assert recommended.reason in page
-    assert chosen.verdict is None or chosen.verdict.sentence in page
+    assert all(each.sentence in page for each in chosen.verdicts)
     assert "The files are not shuffled" in page
     assert recommended.peak_memory_bytes == chosen.peak_memory_bytes
     for speed in (chosen.cells_per_second, recommended.cells_per_second):
@@ -124,8 +125,7 @@ def test_files_that_are_shuffled_already_or_read_slowly_are_called_so(tmp_path, 
     assert printed.exit_code == 0, printed.output
     result = AutotuneResult.load(tmp_path / "autotune.json")
     assert result.chosen is not None
-    verdict, order = result.chosen.verdict, result.storage_order
-    assert verdict is not None
+    (verdict,), order = result.chosen.verdicts, result.storage_order
     assert order is not None
     assert order.already_shuffled
     page = html.unescape((tmp_path / "autotune.html").read_text(encoding="utf-8"))
@@ -150,8 +150,8 @@ def test_of_ranges_what_a_study_proposes_is_measured(tune):
     for each in result["configurations"]:
         assert 1 <= each["configuration"]["block_size"] <= 256
         assert 1 <= each["configuration"]["fetch_factor"] <= 16
-        expected = each["entropy_bits"]["expected"]["value"]
-        assert expected >= 0.8 * each["entropy_bits"]["random"]
+        bits = each["labels"]["plate"]["entropy_bits"]
+        assert bits["expected"]["value"] >= 0.8 * bits["random"]
     assert "Of 4,096 configurations (block size 1 to 256," in page
 
 

@@ -122,22 +122,17 @@ class TestLabels:
     @classmethod
     def tuned(cls, labelled, tmp_path_factory):
         sizes = ["--block-sizes", "4,32", "--fetch-factors", "2,8", "--batch-size", BATCH_SIZE]
-        labels = ["--label", "line", "--label", "plate", "--given", "drug"]
+        labels = ["--label", "line", "--label", "plate"]
         output = tmp_path_factory.mktemp("tuned")
         return *command(output, labelled, *labels, *sizes, "--entropy-floor", FLOOR), output
 
     @pytest.fixture(scope="class")
     @classmethod
     def counted(cls, tuned):
-        """Mean entropies of each configuration: of both labels, and of one within another."""
+        """Mean entropies of each configuration, of both labels."""
 
         def bits(values):
             return -sum(c / len(values) * log2(c / len(values)) for c in Counter(values).values())
-
-        def bits_within(values, given):
-            pairs = list(zip(values, given, strict=True))
-            parts = [[a for a, b in pairs if b == value] for value in set(given)]
-            return sum(len(part) * bits(part) for part in parts) / len(pairs)
 
         def of(block_size, fetch_factor):
             rows = list[Any]()
@@ -148,11 +143,9 @@ class TestLabels:
                 )  # fmt: skip
                 order = np.concatenate([plan.delivered_rows(i)[0] for i in range(plan.n_fetches)])
                 rows += [*order[: order.size - order.size % BATCH_SIZE].reshape(-1, BATCH_SIZE)]
-            line, plate, drug = ([codes[e].tolist() for e in rows] for codes in LABELS.values())
             return {
-                "line": np.mean([*map(bits, line)]),
-                "plate": np.mean([*map(bits, plate)]),
-                "within": np.mean([*map(bits_within, line, drug)]),
+                name: np.mean([bits(LABELS[name][each].tolist()) for each in rows])
+                for name in ("line", "plate")
             }
 
         return {
@@ -162,25 +155,17 @@ class TestLabels:
 
     def test_entropies_are_those_of_the_minibatches(self, tuned, counted):
         for each in tuned[0].configurations:
-            of = counted[each.configuration]
-            plate, within = each.further_labels["plate"], each.conditional_entropy_bits
-            for bits, name in (
-                (each.entropy_bits, "line"),
-                (plate.entropy_bits, "plate"),
-                (within, "within"),
-            ):
-                expected = bits.expected
-                assert expected.value == pytest.approx(of[name], abs=0.01)
+            assert list(each.labels) == ["line", "plate"]
+            for name, label in each.labels.items():
+                expected = label.entropy_bits.expected
+                assert expected.value == pytest.approx(counted[each.configuration][name], abs=0.01)
                 assert expected.low <= expected.value <= expected.high
-            assert within.given == "drug"
-            if each.status in {"timed", "compared"}:
-                assert within.measured.value == pytest.approx(of["within"], abs=0.15)
 
     def test_each_label_is_judged_where_it_was_measured(self, tuned):
         measured = [each for each in tuned[0].configurations if each.cells_per_second]
         assert measured
         for each in measured:
-            for label in (each, each.further_labels["plate"]):
+            for label in each.labels.values():
                 assert label.verdict.kind in {"inside", "outside"}
                 own = label.entropy_bits
                 values = own.measured.value, own.expected.value
@@ -203,10 +188,11 @@ class TestLabels:
     def test_labels_are_named_where_they_are_used(self, tuned):
         result, printed, output = tuned
         assert "obs=['line', 'plate']" in printed
-        assert result.dataset.label == "line"
-        assert result.dataset.further_labels["plate"].n_labels == 3
+        assert list(result.dataset.labels) == ["line", "plate"]
+        assert result.dataset.labels["plate"].n_labels == 3
         page = html.unescape((output / "autotune.html").read_text(encoding="utf-8"))
-        assert "entropy of line within drug" in " ".join(page.split())
+        for name in ("line", "plate"):
+            assert f"entropy of {name} / random" in " ".join(page.split())
 
 
 class TestOtherColumns:
@@ -288,8 +274,9 @@ class TestRowsOfAStrategy:
         assert dataset.n_cells == len(collection)
         assert dataset.selection.n_cells == dataset.n_visited == rows.size
         assert dataset.selection.where == QUERY
-        assert (dataset.n_labels, dataset.label_entropy_bits) == (2, 1.0)
-        measured = [e.entropy_bits.measured for e in result.configurations]
+        census = dataset.labels["plate"]
+        assert (census.n_labels, census.label_entropy_bits) == (2, 1.0)
+        measured = [e.labels["plate"].entropy_bits.measured for e in result.configurations]
         bits = [each.value for each in measured if each is not None]
         assert bits
         assert max(bits) <= 1  # two plates; of all three it would be above
@@ -353,17 +340,18 @@ def test_a_total_size_is_part_of_the_strategy(collection, tmp_path):
     assert again.strategy == result.strategy
     assert trained(collection, again)[0].strategy.total_size == 3_000
     expected = theory.random_entropy_bits([1000] * 3, 64)
-    assert result.chosen.entropy_bits.random == pytest.approx(expected, abs=1e-3)
+    random = result.chosen.labels["cell_type"].entropy_bits.random
+    assert random == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.slow
 def test_sets_have_a_result_without_theory_and_advice(collection):
     strategy = GroupedSampling(("plate", "cell_type"), set_size=8)
-    result = pretend(collection, label="plate", given="cell_type", strategy=strategy)
+    result = pretend(collection, label="plate", strategy=strategy)
     assert result.storage_order is None
     assert {each.configuration.block_size for each in result.configurations} == {4}
-    assert result.chosen.entropy_bits.homogeneous is None
-    assert result.chosen.verdict is None
+    assert result.chosen.labels["plate"].entropy_bits.homogeneous is None
+    assert result.chosen.verdicts == []
     found = trained(collection, result)[0].strategy
     assert (type(found), found.set_size, found.block_size) == (GroupedSampling, 8, 4)
 
@@ -420,9 +408,10 @@ class TestAlignedBlocks:
                 strategy=strategy, n_rows=len(collection), batch_size=32, fetch_factor=4
             )
             bits = minibatch_entropies(collection.obs["plate"].values, plan).mean()
-            assert each.entropy_bits.expected.value == pytest.approx(bits, abs=0.05)
+            plate = each.labels["plate"]
+            assert plate.entropy_bits.expected.value == pytest.approx(bits, abs=0.05)
             if each.status in {"timed", "compared"}:
-                assert each.verdict.kind in {"inside", "outside"}
+                assert plate.verdict.kind in {"inside", "outside"}
 
     @pytest.mark.slow
     def test_training_takes_them(self, tuned, collection):
@@ -442,7 +431,8 @@ class TestAlignedBlocks:
         sizes = given.bound_to(collection).block_sizes(len(collection))
         counts = np.bincount(collection.obs["plate"].codes).tolist()
         found = theory.lower_bound_bits(counts, 64, sizes.effective)
-        assert result.chosen.entropy_bits.lower_bound == pytest.approx(found)
+        (label,) = result.chosen.labels.values()
+        assert label.entropy_bits.lower_bound == pytest.approx(found)
         dataset, seen = trained(collection, result)
         assert isinstance(dataset.strategy.align, ChunkStarts)
         assert np.array_equal(np.sort(seen), np.arange(len(collection)))
@@ -499,7 +489,8 @@ class TestSteps:
         result: Any = autotune(tahoe, label="plate", make_dataset=make_dataset, **options)
         assert result.loader_fault is None
         assert {each.configuration.block_size for each in result.configurations} == {4, 16}
-        assert result.chosen.entropy_bits.homogeneous is not None
+        (label,) = result.chosen.labels.values()
+        assert label.entropy_bits.homogeneous is not None
         assert (result.strategy.name, result.strategy.arrays) == ("MatchedControls", ("strategy",))
         assert "indices" not in result.strategy.in_python(16, "train")  # they are the inner one's
         with pytest.raises(
@@ -577,8 +568,7 @@ FEW = [*range(10), *range(4000, 4005)]
     ("settings", "error", "said"),
     [
         ({"label": []}, ParameterError, "at least one obs column"),
-        ({"label": ["cell_type", "plate"], "given": "plate"}, ParameterError, "but got 'plate'"),
-        ({"given": "constant"}, ColumnError, "'constant' has 1 value"),
+        ({"label": ["plate", "constant"]}, ColumnError, "'constant' has 1 value"),
         ({"num_threads": [0]}, ParameterError, "`num_threads >= 1` must hold"),
         ({"align": ["rows"]}, ParameterError, '`align` must be "chunks" or None'),
         (
@@ -630,7 +620,6 @@ def test_mistakes_are_refused_before_anything_is_measured(small_collection, sett
     ("options", "said"),
     [
         (["--where", "plate.values"], "'plate.values' is not allowed"),
-        (["--given", "plate"], "`--given` must be an obs column beside the labels"),
     ],
 )
 def test_on_the_command_line_that_is_one_line(small_collection, tmp_path, options, said):

@@ -102,6 +102,23 @@ def test_a_rival_is_equally_fast_undecided_or_slower(result_of, ratio, said):
     assert said in sentence
 
 
+def test_what_was_only_timed_and_may_be_faster_is_undecided(result_of):
+    result = result_of("not compared")
+    rival = result.configurations[7]
+
+    def said(low, *, peak_memory_bytes=400_000_000):
+        each = replace(
+            rival, relative=Estimate(0.9, low, 0.81 / low), peak_memory_bytes=peak_memory_bytes
+        )
+        grid = [result.chosen, each]
+        return in_words("rivals", replace(result, configurations=grid))
+
+    (sentence,) = said(0.8)
+    assert sentence.startswith(f"Undecided: {rival.configuration} was 0.90x [0.80x, 1.01x] as fast")
+    assert sentence.endswith("to compare them.")
+    assert said(0.85) == said(0.8, peak_memory_bytes=10**12) == []
+
+
 @pytest.mark.parametrize(
     ("chance", "said"),
     [

@@ -2,8 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from itertools import combinations
-from math import comb, log2
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from tests.tuner.test_theory import plug_in
 
 from cellfeed import BlockShuffling, CellDataset, EpochPlan, ParameterError, Streaming
 from cellfeed_tuner import (
-    Conditional,
     label_entropy,
     minibatch_entropies,
     strategy_entropy,
@@ -23,11 +20,7 @@ from cellfeed_tuner import (
 from cellfeed_tuner._entropy import (
     as_codes,
     count_labels,
-    random_conditional_entropy_bits,
-    replay_plan,
-    statistic_of,
 )
-from cellfeed_tuner._mixing import storage_order
 
 
 def entropy_of(labels, *, batch_size=64, block_size=1, fetch_factor=4, **options):
@@ -143,10 +136,6 @@ def test_single_rows_mix_as_random_sampling_does_whatever_is_missing(missing_sha
     n_missing = int((labels < 0).sum())
     random = theory.random_entropy_bits(np.bincount(labels[labels >= 0]), 64, n_missing=n_missing)
     assert entropy_of(labels).bits.value == pytest.approx(random, abs=0.01)
-    within, given = np.sort(rng.integers(0, 5, 20_000)), labels
-    random = random_conditional_entropy_bits(within, given, 64)
-    found = entropy_of(Conditional(within, given)).bits
-    assert found.low - 0.002 < random < found.high + 0.002
 
 
 def test_very_few_cells():
@@ -170,8 +159,6 @@ def test_the_grid_comes_with_block_sizes_outermost():
     [
         *((labels, "integer codes") for labels in ([], [[0, 1]], [0.5, 1.5], ["a", "b"])),
         (np.array([2**64 - 1], np.uint64), r"must be less than 2\*\*63, but one is 1844"),
-        (Conditional([0, 1], [0]), "as many rows"),
-        (Conditional([2**40], [2**40]), "63"),
     ],
 )
 def test_labels_that_are_no_codes_are_refused(labels, why):
@@ -179,125 +166,25 @@ def test_labels_that_are_no_codes_are_refused(labels, why):
         entropy_of(labels, batch_size=2)
 
 
-def conditional(drawn) -> float:
-    """Mean entropy of the first label within each value of the second, by definition."""
-    known = [(a, b) for a, b in drawn if a >= 0 and b >= 0]
-    total = 0.0
-    for value, n in Counter(b for _, b in known).items():
-        within = Counter(a for a, b in known if b == value)
-        total -= sum(c * log2(c / n) for c in within.values())
-    return total / len(known) if known else 0.0
-
-
-pairs = st.tuples(st.integers(-1, 3), st.integers(-1, 2))
-
-
-@given(st.lists(pairs, min_size=1, max_size=8), st.integers(1, 8))
-def test_random_sampling_of_pairs_gives_the_enumerated_mean(rows, batch_size):
-    drawn = min(batch_size, len(rows))
-    exact = sum(map(conditional, combinations(rows, drawn))) / comb(len(rows), drawn)
-    first, second = np.array(rows).T
-    computed = random_conditional_entropy_bits(first, second, batch_size)
-    assert computed == pytest.approx(exact, abs=1e-9)
-
-
 @pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.uint8, np.uint64])
-def test_codes_of_pairs_do_not_overflow(dtype):
-    first, second = np.random.default_rng(0).integers(0, 128, (2, 300))
-    first[:20], second[:20] = 127, 127
-    given_codes = second.astype(dtype)
-    expected = random_conditional_entropy_bits(first, second, 8)
-    assert random_conditional_entropy_bits(first.astype(dtype), given_codes, 8) == expected
-    # They may be unsigned where the others are missing.
-    first[::3] = -1
-    found = [
-        entropy_of(Conditional(first, each), n_rows=2_000).bits.value
-        for each in (second, given_codes)
-    ]
-    assert found[0] == found[1]
-    _, counts = np.unique(second, return_counts=True)
-    assert np.array_equal(count_labels(as_codes(given_codes)).counts, counts)
+def test_codes_may_be_of_any_integers(dtype):
+    labels = np.random.default_rng(0).integers(0, 128, 300)
+    _, counts = np.unique(labels, return_counts=True)
+    assert np.array_equal(count_labels(as_codes(labels.astype(dtype))).counts, counts)
+    assert entropy_of(labels.astype(dtype)).bits == entropy_of(labels).bits
 
 
-@given(st.lists(pairs, min_size=4, max_size=60))
-def test_the_replay_of_pairs_gives_the_mean_over_the_minibatches_of_the_plan(rows):
-    first, second = np.array(rows).T
-    cell = entropy_of(
-        Conditional(first, second), batch_size=4, block_size=2, fetch_factor=2, n_rows=1
-    )
+@given(st.lists(st.integers(-1, 3), min_size=4, max_size=60))
+def test_the_replay_gives_the_mean_over_the_minibatches_of_the_plan(labels):
+    cell = entropy_of(labels, batch_size=4, block_size=2, fetch_factor=2, n_rows=1)
     found: list[float] = []
     for epoch in range(40):
         plan = EpochPlan(
             strategy=BlockShuffling(block_size=2),
-            n_rows=len(rows), batch_size=4, fetch_factor=2, epoch=epoch,
+            n_rows=len(labels), batch_size=4, fetch_factor=2, epoch=epoch,
         )  # fmt: skip
         order = np.concatenate([plan.delivered_rows(i)[0] for i in range(plan.n_fetches)])
         full = order[: order.size - order.size % 4].reshape(-1, 4)
-        found += [conditional([rows[row] for row in batch]) for batch in full]
+        found += [plug_in([labels[row] for row in batch if labels[row] >= 0]) for batch in full]
     assert 16 <= cell.n_minibatches < len(found)
     assert cell.bits.value == pytest.approx(np.mean(found[: cell.n_minibatches]), abs=1e-9)
-
-
-def test_several_labels_are_replayed_as_each_is_alone():
-    rng = np.random.default_rng(0)
-    labels = [np.repeat([0, 1, 2], 500), rng.integers(-1, 9, 1500)]
-    statistics = [statistic_of(codes)[0] for codes in labels]
-    plan = EpochPlan(strategy=BlockShuffling(32), n_rows=1500, batch_size=16, fetch_factor=4)
-    together = replay_plan(plan, statistics, n_rows=4000)
-    for statistic, found in zip(statistics, together, strict=True):
-        (alone,) = replay_plan(plan, [statistic], n_rows=4000)
-        assert alone.mean == found.mean
-
-
-def order_of(codes, *, block_size, n_rows=1_000_000, seed=0):
-    """The storage order of labels, by what is replayed of them alone."""
-    in_blocks, single_rows = label_entropy(
-        codes, batch_size=64, block_sizes=[block_size, 1], fetch_factors=[1], n_rows=n_rows,
-        seed=seed,
-    )  # fmt: skip
-    return storage_order(
-        in_blocks,
-        single_rows,
-        random_bits=count_labels(codes).random_entropy_bits(64),
-        n_distinct=codes.size // 64,
-    )
-
-
-@pytest.mark.parametrize("missing", [0.0, 0.2])
-@pytest.mark.parametrize("n_labels", [2, 14, 400])
-@pytest.mark.parametrize(("n_rows", "block_size"), [(1_000, 300), (20_000, 1_024), (20_000, 7)])
-def test_shuffled_rows_are_recognised_whatever_their_order(missing, n_labels, n_rows, block_size):
-    rng = np.random.default_rng(0)
-    for seed in range(5):
-        codes = rng.integers(0, n_labels, n_rows)
-        codes[rng.random(n_rows) < missing] = -1
-        found = order_of(codes, block_size=block_size, n_rows=50_000, seed=seed)
-        assert found.already_shuffled, found
-        assert "already shuffled, so large blocks cost nothing" in found.sentence
-
-
-@pytest.mark.slow
-def test_the_tolerance_is_four_deviations_of_what_shuffled_rows_give():
-    rng = np.random.default_rng(0)
-    found = [order_of(rng.integers(0, 14, 3_000), block_size=64, n_rows=50_000) for _ in range(60)]
-    below = np.array([each.random_bits - each.expected_bits for each in found])
-    tolerance = np.mean([each.tolerance_bits for each in found])
-    assert tolerance == pytest.approx(3.89 * below.std(ddof=1), rel=0.35)
-
-
-@pytest.mark.parametrize("window", [1, 64, 256, "a tenth"])
-def test_rows_that_are_shuffled_in_part_are_not_shuffled(window):
-    rng = np.random.default_rng(0)
-    if window == "a tenth":  # is of one label, and lies together
-        codes = rng.integers(0, 14, 100_000)
-        codes[:10_000] = 0
-        found = order_of(codes, block_size=1_024)
-    else:
-        codes = np.repeat(rng.integers(0, 14, 20_480 // window), window)
-        found = order_of(np.sort(codes) if window == 1 else codes, block_size=256)
-    assert not found.already_shuffled
-    assert "not shuffled" in found.sentence
-
-
-def test_labels_that_take_turns_cost_nothing_either():
-    assert order_of(np.tile(np.arange(4), 1_000), block_size=512).already_shuffled

@@ -46,7 +46,6 @@ from cellfeed_tuner._measuring import _page_cache
 from cellfeed_tuner._measuring._measurement import measure_with, pooled
 from cellfeed_tuner._measuring._process import MeasuringError, MeasuringProcess, kill_tree
 from cellfeed_tuner._measuring._timing import DatasetSession, Round, TimingRequest
-from cellfeed_tuner._subject import LabelWithin
 
 BATCH_SIZE = 32
 HERE_AND_WITH_A_WORKER = [0, pytest.param(1, marks=pytest.mark.process)]
@@ -155,22 +154,6 @@ class TestRounds:
         request = request_of(Configuration(), step=read, cache="cold")
         events_of(request, Opened(partial(range, 1), files=[file]))
         assert resident == [0.0] * (1 + LEAST_ROUNDS)
-
-    def test_a_label_is_measured_within_another(self, collection):
-        request = request_of(
-            Configuration(block_size=4, fetch_factor=8), batch_size=BATCH_SIZE,
-            labels=("cell_type",), given="plate", number=2,
-        )  # fmt: skip
-        found = measure_with(MeasuringHere(collection), request, limit_seconds=600.0)
-        label, given = (collection.obs[each].codes for each in ("cell_type", "plate"))
-        joint, alone = (
-            planned_bits(codes, 4, 8, epoch=request.first_epoch)
-            for codes in (1000 * label.astype(np.int64) + given, given)
-        )
-        seen = found.round_entropy_bits[LabelWithin("cell_type", "plate")]
-        # The first go into new memory.
-        assert len(seen) == _page_cache.FETCHES_PREFETCHED + LEAST_ROUNDS
-        assert np.array(seen) == pytest.approx((joint - alone)[: len(seen)])
 
     @pytest.mark.parametrize("values", [[-3.0, -2.0, -1.0], [0.5, np.nan, 2.0]])
     def test_numbers_are_labels_as_they_are_in_theory(self, tmp_path, values):

@@ -31,16 +31,15 @@ class TestStrategies:
     PLATES = np.tile(np.repeat([0, 1, 2, 3], 100), 111)
     WEIGHTS = np.array([1.0, 5.0, 50.0])[TYPES]
 
-    def mixing(self, strategy: SamplingStrategy, *, given=None, **labels: Any):
+    def mixing(self, strategy: SamplingStrategy, **labels: Any):
         """Replay a strategy over labels of a collection that nobody reads."""
         selected = Selected(range(self.TYPES.size), strategy=strategy)  # type: ignore[arg-type]
         rows = selected.drawn_rows()
         made = [label_of(name, codes, drawn=rows) for name, codes in labels.items()]
-        within = None if given is None else label_of("given", given, drawn=rows)
         plans = BlockPlans(
             self.TYPES.size, batch_size=64, seed=0, selected=selected, drawn_rows=rows
         )
-        return Mixing(made, within, plans, entropy_floor=0.99), selected
+        return Mixing(made, plans, entropy_floor=0.99), selected
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ class TestStrategies:
 
     def test_the_plan_that_is_replayed_is_the_one_that_is_read(self):
         strategy = ClassBalancedSampling(self.TYPES, 4, total_size=10_000)
-        mixing, _ = self.mixing(strategy, type=self.TYPES, plate=self.PLATES, given=self.PLATES)
+        mixing, _ = self.mixing(strategy, type=self.TYPES, plate=self.PLATES)
         (shuffled,) = label_entropy(self.TYPES, batch_size=64, block_sizes=[16], fetch_factors=[4])
         found = mixing[16, 4]
         assert found["type"].expected.value > shuffled.bits.value + 0.5
@@ -112,7 +111,7 @@ class TestStrategies:
         groups = self.TYPES * 4 + self.PLATES
         plates = np.where(np.arange(self.PLATES.size) < n_missing, -1, self.PLATES)
         strategy = GroupedSampling(groups, set_size=16, weights="equal")
-        mixing, _ = self.mixing(strategy, group=groups, plate=plates, given=self.TYPES)
+        mixing, _ = self.mixing(strategy, group=groups, plate=plates)
         for block_size, fetch_factor in product([1, 16], [1, 16]):
             found = mixing[block_size, fetch_factor]
             # A minibatch has four sets, and so at most four groups.
@@ -142,7 +141,7 @@ class TestStrategies:
         codes = {"plate": np.repeat([0, 1, 2], 1000), "drug": drug}
         plans = BlockPlans(3000, batch_size=16, seed=0)
         labels = [label_of(name, codes[name]) for name in names]
-        order = Mixing(labels, None, plans, entropy_floor=0.99).storage_order(256)
+        order = Mixing(labels, plans, entropy_floor=0.99).storage_order(256)
         assert order is not None
         assert (order.already_shuffled, order.block_size) == (shuffled, 256)
 
@@ -257,7 +256,7 @@ class TestMissingLabels:
     def test_the_plan_of_another_loader_is_held_against_the_same(self):
         codes = self.codes(shuffled=True)
         label = Label.of_values("line", np.where(codes < 0, np.nan, codes))
-        found = Mixing([label], None, LoaderPlans(InOrder()), entropy_floor=0.99)[1, 1]["line"]
+        found = Mixing([label], LoaderPlans(InOrder()), entropy_floor=0.99)[1, 1]["line"]
         assert found.random_of_known is not None
         assert found.share_of_random == pytest.approx(1.0, abs=0.05)
 
@@ -275,7 +274,8 @@ class TestMissingLabels:
     def test_that_most_cells_lack_a_label_is_said_everywhere(self, result_of):
         result = result_of("recommended")
         n_missing = int(0.9975 * result.dataset.n_cells)
-        missing = replace(result, dataset=replace(result.dataset, n_missing=n_missing))
+        census = replace(result.dataset.labels["plate"], n_missing=n_missing)
+        missing = replace(result, dataset=replace(result.dataset, labels={"plate": census}))
         said = "plate is missing in 99.75% of the cells"
         for page in (html_report(missing, code=""), html_summary(missing)):
             assert said in page

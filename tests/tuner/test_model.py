@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from cellfeed import ParameterError
-from cellfeed_tuner import Configuration, Estimate, Rival
+from cellfeed_tuner import Configuration, Estimate
+from cellfeed_tuner._interval import is_undecided
 from cellfeed_tuner._searching._model import Model, Replicate
 from cellfeed_tuner._searching._space import Space
 
@@ -230,5 +231,5 @@ class TestModel:
         (Estimate(1.01, 0.97, 1.05), True),
     ],
 )
-def test_a_rival_is_undecided_where_the_interval_leaves_open_which_is_faster(ratio, undecided):
-    assert Rival(configuration=GRID[0], ratio=ratio, n_turns=4).is_undecided == undecided
+def test_it_is_undecided_where_the_interval_leaves_open_which_is_faster(ratio, undecided):
+    assert is_undecided(ratio) == undecided

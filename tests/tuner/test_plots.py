@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from tests.tuner.conftest import RESULTS
 
-from cellfeed_tuner import Estimate, plots
+from cellfeed_tuner import EntropyBits, Estimate, LabelResult, plots
 from cellfeed_tuner.plots import block_colours
 
 
@@ -113,7 +113,7 @@ def test_all_that_was_timed_is_in_sight_and_so_is_what_is_needed(kind, draw):
         if each.cells_per_second is None:
             continue
         settings = each.configuration
-        missing = 100 * (1 - each.least_mixed.share_of_random)
+        missing = 100 * (1 - each.share_of_random)
         place = missing if is_trade_off else settings.fetch_factor
         wanted = [each.cells_per_second.value]
         if each is result.chosen:
@@ -193,9 +193,7 @@ def test_what_mixes_too_little_is_hollow(result_of):
             and str(bar.lines[0].get_markerfacecolor()) == "white"
         ]
         assert Counter(hollow) == Counter(
-            plots.hover(each)
-            for each in result.configurations
-            if each.least_mixed.share_of_random < 0.949
+            plots.hover(each) for each in result.configurations if each.share_of_random < 0.949
         )
 
 
@@ -215,7 +213,7 @@ def test_a_legend_names_what_is_drawn(result_of):
         names = {text.get_text() for text in legend.get_texts()}
         assert ("Pareto front" in names) == (len(result.pareto_front()) > 1)
         assert ("hollow: mixes too little" in names) == any(
-            not result.constraints.mixes(each.least_mixed.share_of_random)
+            not result.constraints.mixes(each.share_of_random)
             for each in result.configurations
             if each.cells_per_second is not None
         )
@@ -225,7 +223,12 @@ def test_a_legend_names_what_is_drawn(result_of):
 def test_a_label_with_dollars_is_no_formula(recommended):
     label = r"a $\nonsense{$ b"
     figure = plots.autotune_figure(
-        replace(recommended, dataset=replace(recommended.dataset, label=label))
+        replace(
+            recommended,
+            dataset=replace(
+                recommended.dataset, labels={label: recommended.dataset.labels["plate"]}
+            ),
+        )
     )
     file = BytesIO()
     figure.savefig(file, dpi=20)  # a formula is read only now
@@ -266,7 +269,7 @@ def test_the_chosen_point_is_marked_with_the_figure_that_is_published(trade_off)
 def test_squares_of_the_grid(recommended, result_of):
     speeds, entropies = heat_maps_of(recommended)
     # What mixes too little is hatched.
-    below = [each for each in recommended.configurations if each.least_mixed.share_of_random < 0.95]
+    below = [each for each in recommended.configurations if each.share_of_random < 0.95]
     places = {(each.configuration.block_size, each.configuration.fetch_factor) for each in below}
     for axes in (speeds, entropies):
         assert sum(patch.get_hatch() is not None for patch in axes.patches) == len(places) > 0
@@ -290,11 +293,12 @@ def test_squares_of_the_grid(recommended, result_of):
 
 def test_a_place_shows_the_best_of_all_other_settings(recommended):
     """Of what differs in workers or in alignment, the fastest, and what is best mixed."""
+    bits = EntropyBits(expected=Estimate(0.5, 0.5, 0.5), random=3.6)
     aligned = tuple(
         replace(
             each,
             configuration=each.configuration.changed(align="chunks"),
-            entropy_bits=replace(each.entropy_bits, expected=Estimate(0.5, 0.5, 0.5)),
+            labels={"plate": LabelResult(entropy_bits=bits)},
             cells_per_second=each.cells_per_second and Estimate(1.0, 0.9, 1.1),
         )
         for each in recommended.configurations

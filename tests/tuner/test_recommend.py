@@ -13,8 +13,14 @@ from cellfeed_tuner import (
     LabelResult,
 )
 from cellfeed_tuner._choose import Ordering, choose, nearest
+from cellfeed_tuner._interval import is_undecided
 
 CONSTRAINTS = Constraints(entropy_floor=0.95, memory_bytes=1000, need_cells_per_second=None)
+
+
+def mixed(share):
+    bits = share * 3.0
+    return LabelResult(entropy_bits=EntropyBits(expected=Estimate(bits, bits, bits), random=3.0))
 
 
 def result(block_size, speed, *, share=1.0, memory=100, workers=0, spread=1.0):
@@ -22,14 +28,7 @@ def result(block_size, speed, *, share=1.0, memory=100, workers=0, spread=1.0):
         configuration=Configuration(block_size=block_size, fetch_factor=1, num_workers=workers),
         status="timed",
         cells_per_second=Estimate(speed, speed - spread, speed + spread),
-        entropy_bits=EntropyBits(
-            measured=None,
-            expected=Estimate(share * 3.0, share * 3.0, share * 3.0),
-            homogeneous=0.0,
-            lower_bound=0.0,
-            upper_bound=3.0,
-            random=3.0,
-        ),
+        labels={"plate": mixed(share)},
         peak_memory_bytes=memory,
     )
 
@@ -78,7 +77,7 @@ def test_what_was_not_measured_is_never_chosen():
     untimed = ConfigurationResult(
         configuration=Configuration(block_size=9, fetch_factor=1),
         status="too long",
-        entropy_bits=result(9, 1).entropy_bits,
+        labels={"plate": mixed(1.0)},
     )
     assert chosen_block([untimed]) is None
     assert nearest([untimed], CONSTRAINTS) is None
@@ -120,9 +119,7 @@ def test_where_nothing_is_fast_enough_the_fastest_is_the_nearest():
 
 
 def with_further(each, share):
-    bits = share * 3.0
-    second = replace(each.entropy_bits, expected=Estimate(bits, bits, bits))
-    return replace(each, further_labels={"cell_line": LabelResult(entropy_bits=second)})
+    return replace(each, labels={**each.labels, "cell_line": mixed(share)})
 
 
 def test_every_label_has_to_be_mixed_well_enough():
@@ -183,7 +180,7 @@ class TestOrdering:
         choice = choose(grid, CONSTRAINTS, in_turns(b1=50, b2=60))
         assert choice is not None
         assert choice.configuration.block_size == 2
-        assert not choice.rivals[0].is_undecided
+        assert not is_undecided(choice.rivals[0].ratio)
 
     def test_what_is_not_feasible_is_no_rival(self):
         grid = [result(1, 50, memory=2000), result(2, 40), result(3, 30)]

@@ -60,7 +60,7 @@ def test_a_path_that_is_not_there_is_named(result_of, tmp_path):
     [
         *((text, r"\(no JSON object\)") for text in ("", "\x00", "[]", "3", "null", "[" * 100_000)),
         ('{"a": 1}', r"\('schema' is missing\)"),
-        ('{"schema": "cellfeed.autotune/3"}', "missing required field"),
+        ('{"schema": "cellfeed.autotune/4"}', "missing required field"),
         ('{"schema": "cellfeed.replay/1"}', "has schema 'cellfeed.replay/1'"),
     ],
 )
@@ -126,9 +126,9 @@ def test_the_table_has_a_row_for_each_configuration(result_of, kind, tmp_path):
             ends = row[["cells_per_second_low", "cells_per_second", "cells_per_second_high"]]
             assert ends.tolist() == [speed.low, speed.value, speed.high]
             assert is_timed or row["known"] == "predicted"
-        for label, bits in result.entropies(each).items():
-            assert row[f"{label}_bits"] == bits.expected.value
-            assert row["share_of_random"] <= bits.share_of_random
+        for label, found in each.labels.items():
+            assert row[f"{label}_bits"] == found.entropy_bits.expected.value
+            assert row["share_of_random"] <= found.entropy_bits.share_of_random
         assert row["is_recommended"] == (each is result.chosen)
     table.to_csv(tmp_path / "table.csv", index=False)
     read = pd.read_csv(tmp_path / "table.csv", keep_default_na=True)

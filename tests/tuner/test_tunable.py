@@ -18,7 +18,7 @@ from cellfeed import CellDataset, FormatError, ParameterError, open_collection
 from cellfeed_tuner import AutotuneResult, Configuration, autotune, measure, theory
 from cellfeed_tuner._entropy import by_round
 from cellfeed_tuner._interval import Estimate, mean_with_interval
-from cellfeed_tuner._results import ConfigurationResult, EntropyBits
+from cellfeed_tuner._results import ConfigurationResult, EntropyBits, LabelResult
 
 RANDOM = theory.random_entropy_bits(np.full(4, N_ROWS // 4), BATCH_SIZE)
 
@@ -61,11 +61,12 @@ class TestMeasured:
         timed = [each for each in delivered.configurations if each.cells_per_second is not None]
         assert timed
         for each in timed:
-            bits = each.entropy_bits.expected
+            plate = each.labels["plate"].entropy_bits
+            bits = plate.expected
             assert bits.value == pytest.approx(true_bits(each.configuration), abs=0.15)
             assert bits.low <= bits.value <= bits.high
-            assert each.entropy_bits.random == pytest.approx(RANDOM)
-            assert set(each.further_labels) == {"half"}
+            assert plate.random == pytest.approx(RANDOM)
+            assert set(each.labels) == {"plate", "half"}
 
     def test_what_mixes_too_little_is_not_chosen_however_fast(self, delivered):
         chosen = delivered.recommended
@@ -87,7 +88,8 @@ class TestMeasured:
         coarse = by_settings[Configuration(block_size=256, fetch_factor=1)]
         assert (coarse.status, coarse.cells_per_second) == ("below entropy floor", None)
         for settings, each in by_settings.items():
-            assert each.entropy_bits.expected.value == pytest.approx(true_bits(settings), abs=0.1)
+            expected = each.labels["plate"].entropy_bits.expected
+            assert expected.value == pytest.approx(true_bits(settings), abs=0.1)
         assert true_bits(planned.recommended.configuration) >= 0.9 * RANDOM - 0.05
 
     def test_each_measurement_reads_other_rows(self):
@@ -109,15 +111,16 @@ class TestFaults:
 
     def mixing(self, tunable: Plates) -> Mixing:
         label = Label.of_values("plate", PLATES)
-        return Mixing([label], None, LoaderPlans(tunable), entropy_floor=0.5)
+        return Mixing([label], LoaderPlans(tunable), entropy_floor=0.5)
 
     def fault(self, mixing: Mixing, settings: Configuration, bits: NDArray[np.float64]) -> str:
         entropy = EntropyBits(
             measured=mean_with_interval(bits), expected=Estimate(0.0, 0.0, 2.0), random=RANDOM
         )
         result = ConfigurationResult(
-            configuration=settings, status="timed", entropy_bits=entropy, n_rounds=len(bits) - 1
-        )
+            configuration=settings, status="timed", n_rounds=len(bits) - 1,
+            labels={"plate": LabelResult(entropy_bits=entropy)},
+        )  # fmt: skip
         return mixing.fault(result)
 
     def bits_of(self, settings: Configuration, seed: int, n_rounds: int) -> NDArray[np.float64]:

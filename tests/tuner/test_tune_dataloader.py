@@ -267,9 +267,8 @@ class TestHere:
 
     def test_no_entropy_is_invented(self, tuned):
         result = tuned.result
-        assert result.dataset.labels == ()
-        assert result.entropies(result.chosen) == {}
-        assert result.chosen.entropy_bits.measured is None
+        assert result.dataset.labels == {}
+        assert result.chosen.labels == {}
 
     def test_the_report_is_about_this_loader(self, tuned, capsys):
         _tune._print(tuned.result)
@@ -292,10 +291,11 @@ class TestHere:
         true = [theory.entropy_bits(np.unique(each, return_counts=True)[1]) for each in labels]
         for label in (1, lambda minibatch: minibatch[1]):
             result = tune(loader, label=label, **TUNED).result
-            bits = result.chosen.entropy_bits
+            (census,), (found,) = (each.labels.values() for each in (result.dataset, result.chosen))
+            bits = found.entropy_bits
             assert min(true) < bits.measured.value < max(true)
             assert bits.expected == bits.measured
-            assert result.dataset.n_labels == 8
+            assert census.n_labels == 8
         assert f"{bits.measured.value:.3f} bits" in html_summary(result)
 
     @pytest.mark.parametrize(
@@ -307,8 +307,9 @@ class TestHere:
     )
     def test_a_label_is_a_key_or_a_position(self, dataset, label):
         result = tune(DataLoader(dataset, batch_size=8), label=label, **TUNED).result
-        assert result.dataset.label == str(label)
-        assert result.chosen.entropy_bits.measured.value == pytest.approx(1.0)
+        assert list(result.dataset.labels) == [str(label)]
+        measured = result.chosen.labels[str(label)].entropy_bits.measured
+        assert measured.value == pytest.approx(1.0)
 
     def test_random_states_and_the_dataset_stay_as_they_were(self):
         dataset, generator = Slow(0.0, n_rows=200), torch.Generator().manual_seed(3)

@@ -12,6 +12,7 @@ from cellfeed_tuner import (
     ConfigurationResult,
     EntropyBits,
     Estimate,
+    LabelResult,
     Verdict,
     minibatch_entropies,
     theory,
@@ -49,15 +50,15 @@ def judged(
     """The verdict on a loader that delivers its plan."""
     rounds = measured_rounds(codes, block_size, fetch_factor, n_rounds)
     bits = mean_with_interval(rounds)
+    entropy = EntropyBits(expected=bits, random=0.0, measured=bits)
     result = ConfigurationResult(
         configuration=Configuration(block_size=block_size, fetch_factor=fetch_factor),
         status="timed",
         cells_per_second=Estimate(1.0, 1.0, 1.0),
         n_rounds=len(rounds) - 1,  # the first of a measurement is counted for its entropy only
-        entropy_bits=EntropyBits(expected=bits, random=0.0, measured=bits),
+        labels={"plate": LabelResult(entropy_bits=entropy)},
     )
-    found = mixing_of({"plate": codes}, floor=0.0).judged(result, None, None).verdict
-    assert found is not None
+    (found,) = mixing_of({"plate": codes}, floor=0.0).judged(result, None).verdicts
     return found
 
 

@@ -15,7 +15,6 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._dataloaders._trainers import tune_trainer
     from cellfeed_tuner._dataloaders._tune import TunedDataLoader, tune_dataloader
     from cellfeed_tuner._entropy import (
-        Conditional,
         LabelEntropy,
         StrategyEntropy,
         label_entropy,
@@ -30,7 +29,6 @@ if typing.TYPE_CHECKING:
     from cellfeed_tuner._ranks import FedRanks, Ranks, Scaling
     from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult, Ranges
     from cellfeed_tuner._results import (
-        ConditionalEntropyBits,
         ConfigurationResult,
         Constraints,
         Dataset,
@@ -56,7 +54,7 @@ _MODULE_OF = {
         "_configuration": "Configuration",
         "_dataloaders._tune": "TunedDataLoader tune_dataloader",
         "_dataloaders._trainers": "tune_trainer",
-        "_entropy": "Conditional LabelEntropy StrategyEntropy label_entropy "
+        "_entropy": "LabelEntropy StrategyEntropy label_entropy "
         "minibatch_entropies strategy_entropy",
         "_headroom": "Headroom headroom",
         "_interval": "Estimate",
@@ -65,8 +63,8 @@ _MODULE_OF = {
         "_measuring._measurement": "Measurement measure",
         "_ranks": "FedRanks Ranks Scaling",
         "_result": "AutotuneInterrupted AutotuneResult Ranges",
-        "_results": "ConditionalEntropyBits ConfigurationResult Constraints Dataset "
-        "EntropyBits LabelCensus LabelResult Nearest PrefetchResult Recommended Rival StorageOrder "
+        "_results": "ConfigurationResult Constraints Dataset EntropyBits "
+        " LabelCensus LabelResult Nearest PrefetchResult Recommended Rival StorageOrder "
         "Verdict",
         "_storage_advice": "StorageAdvice epochs_until_paid",
         "_subject": "Tunable",
@@ -76,10 +74,9 @@ _MODULE_OF = {
 _MODULES = ("plots", "theory")
 
 __all__ = [
-    "AutotuneInterrupted", "AutotuneResult", "Bottleneck", "Busy", "Conditional",
-    "ConditionalEntropyBits", "Configuration", "ConfigurationResult", "Constraints", "Dataset",
-    "EntropyBits", "Estimate", "FedRanks", "Headroom", "LabelCensus",
-    "LabelEntropy", "LabelResult",
+    "AutotuneInterrupted", "AutotuneResult", "Bottleneck", "Busy", "Configuration",
+    "ConfigurationResult", "Constraints", "Dataset", "EntropyBits", "Estimate", "FedRanks",
+    "Headroom", "LabelCensus", "LabelEntropy", "LabelResult",
     "Machine", "Measurement", "Nearest", "PrefetchResult", "Ranges", "Ranks", "Recommended",
     "Rival", "Scaling", "Stage", "StageModel", "StorageAdvice", "StorageOrder", "StrategyEntropy",
     "Tunable", "TunedDataLoader", "Verdict", "autotune", "describe_machine",

@@ -32,7 +32,6 @@ def autotune(
     subject: Collection | Tunable,
     *,
     label: str | Sequence[str] = (),
-    given: str | None = None,
     batch_size: int = 64,
     block_sizes: Sequence[int] = DEFAULT_BLOCK_SIZES,
     fetch_factors: Sequence[int] = DEFAULT_FETCH_FACTORS,
@@ -97,9 +96,6 @@ def autotune(
         which has its own labels, batch size and settings.
     label
         The obs column to mix minibatches by, or several. Tables and plots show the first.
-    given
-        Another obs column. How well the first label is mixed within each of its values, such as
-        the plate within the cell line, is reported too.
     batch_size
         Cells of a minibatch.
     block_sizes, fetch_factors, workers
@@ -244,7 +240,7 @@ def request_of(subject: Collection | Tunable, given: Mapping[str, Any]) -> Reque
 
 _PARAMETERS = inspect.signature(autotune).parameters
 _OF_COLLECTION = (
-    "label", "given", "indices", "strategy", "batch_size", "block_sizes", "fetch_factors",
+    "label", "indices", "strategy", "batch_size", "block_sizes", "fetch_factors",
     "workers", "num_threads", "align", "dense",
 )  # fmt: skip
 _OF_RUN = ("subject", "on_progress", "make_dataset")

@@ -90,7 +90,7 @@ class _Timed(NamedTuple):
     @property
     def mixing(self) -> float:
         """Entropy as a share of random sampling's, of the label that is mixed least."""
-        return self.result.least_mixed.share_of_random
+        return self.result.share_of_random
 
 
 class Choice(NamedTuple):
@@ -155,7 +155,7 @@ def nearest(results: Sequence[ConfigurationResult], constraints: Constraints) ->
     over = [
         each
         for each in results
-        if each.status == "over memory" and constraints.mixes(each.least_mixed.share_of_random)
+        if each.status == "over memory" and constraints.mixes(each.share_of_random)
     ]
     smallest = min(over, key=lambda e: e.configuration.minibatches_in_memory, default=None)
     if smallest is None:
@@ -174,9 +174,9 @@ def _timed(results: Sequence[ConfigurationResult]) -> list[_Timed]:
 
 def _shortfalls(each: _Timed, constraints: Constraints) -> dict[str, float]:
     """Return by how much each constraint is missed, as the logarithm of a ratio; 0 if met."""
-    floor, label, share = constraints.entropy_floor, each.result.least_mixed_label, each.mixing
+    floor, label, share = constraints.entropy_floor, each.result.least_mixed, each.mixing
     missed = {
-        f"its entropy{f' of {label}' if label else ''} is {share:.3f} of random sampling's, "
+        f"its entropy of {label} is {share:.3f} of random sampling's, "
         f"below the floor of {floor:g}": _log_ratio(least_share(floor), share),
         f"it takes {each.memory / 1e6:,.0f} MB, more than the {constraints.memory_bytes / 1e6:,.0f}"
         " MB given": _log_ratio(each.memory, constraints.memory_bytes),
@@ -227,7 +227,7 @@ def _cheapest_of_the_fastest(feasible: Sequence[_Timed], ordering: Ordering) -> 
         for other, each in sorted(ratios.items(), key=lambda item: item[1].value)
         if (n_turns := ordering.n_turns(chosen.configuration, other))
     )
-    n, expects_entropy = len(feasible), chosen.result.least_mixed.random_alike > 0
+    n, expects_entropy = len(feasible), chosen.result.is_expected_to_mix
     mixing = ("mix well enough and ", "mixes well enough and ") if expects_entropy else ("", "")
     those = f"the {n} timed configurations that {mixing[0]}fit in memory"
     if n == 1:
@@ -290,7 +290,8 @@ class Requirements:
 
     def share(self, configuration: Configuration) -> float:
         """Return the entropy of the least mixed label, as a share of random sampling's."""
-        return min(each.share_of_random for each in self.entropies_of(configuration).values())
+        found = self.entropies_of(configuration).values()
+        return min((each.share_of_random for each in found), default=1.0)
 
     def excesses(self, configuration: Configuration, peak_memory_bytes: int) -> dict[str, float]:
         """Return by how much a configuration misses each constraint; at most 0 if it meets it."""

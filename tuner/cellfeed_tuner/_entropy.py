@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -195,17 +194,9 @@ def _whole_fetches(plan: EpochPlan, start: int, stop: int) -> Iterator[NDArray[n
 
 
 # Label counts, and the label entropy of known minibatches.
-#
-# The mixing of one label within another, such as the plate within the cell line, is ``H(a | b) =
-# H(a, b) - H(b)`` in each minibatch, over the cells that have both labels. This plug- in estimate
-# has a bias, larger than that of H(a), since a minibatch has fewer cells of each b: compare it
-# with the same estimate for random sampling, never with H(a | b) of the collection.
 
 # Rows that are counted at a time; NumPy needs 8 bytes for each.
 _ROWS_PER_PART = 1 << 20
-_MOST_PAIRS = np.iinfo(np.int64).max
-
-_Codes = NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,20 +224,14 @@ def count_labels(codes: NDArray[np.integer]) -> LabelCounts:
     Memory does not grow with the number of rows, unless codes are far larger than that number; they
     are then sorted.
     """
-    return _count_in_parts(lambda part: codes[part], codes.size, int(codes.max(initial=-1)))
-
-
-def _count_in_parts(
-    codes_in: Callable[[slice], NDArray[np.integer]], n_rows: int, most: int
-) -> LabelCounts:
-    """Count labels whose codes a function makes in parts; see `count_labels`."""
-    if most > max(_ROWS_PER_PART, n_rows):
-        found, counted = np.unique(codes_in(slice(0, n_rows)), return_counts=True)
+    most = int(codes.max(initial=-1))
+    if most > max(_ROWS_PER_PART, codes.size):
+        found, counted = np.unique(codes, return_counts=True)
         return LabelCounts(counted[found >= 0], int(counted[found < 0].sum()))
     counts = np.zeros(most + 2, dtype=np.int64)
     at_once = max(_ROWS_PER_PART, most)
-    for start in range(0, n_rows, at_once):
-        part = codes_in(slice(start, start + at_once)).astype(np.int64)
+    for start in range(0, codes.size, at_once):
+        part = codes[start : start + at_once].astype(np.int64)
         counts += np.bincount(np.maximum(part, -1) + 1, minlength=counts.size)
     return LabelCounts(counts[1:][counts[1:] > 0], int(counts[0]))
 
@@ -272,37 +257,6 @@ def require_a_label_for_each(codes: NDArray[np.integer], n_rows: int) -> None:
     if codes.size != n_rows:
         msg = f"there must be a label for each of {n_rows:,} rows, but there are {codes.size:,}"
         raise ParameterError(msg)
-
-
-class Conditional(NamedTuple):
-    """A label within each value of another, to pass instead of a label.
-
-    Parameters
-    ----------
-    labels
-        Code of each row's label in the order of storage, -1 where missing, shape (n_rows,).
-    given
-        Code of the other label, likewise.
-    """
-
-    labels: ArrayLike
-    given: ArrayLike
-
-
-def statistic_of(labels: "ArrayLike | Conditional") -> tuple[Statistic, int]:
-    """Return a function from rows to entropies of minibatches, and the number of labels.
-
-    Raises
-    ------
-    ParameterError
-        Labels are not one-dimensional integers, or differ in length.
-    """
-    if not isinstance(labels, Conditional):
-        codes = as_codes(labels)
-        return (lambda rows: entropies_of(codes[rows])), codes.size
-    first, given = label_pair(*labels)
-    n_given = int(given.max()) + 1
-    return (lambda rows: conditional_entropies_of(first[rows], given[rows], n_given)), first.size
 
 
 def minibatch_entropies(labels: ArrayLike, plan: EpochPlan) -> NDArray[np.float64]:
@@ -346,6 +300,11 @@ def entropies_of(minibatches: NDArray[np.integer]) -> NDArray[np.float64]:
     return entropies
 
 
+def statistic_of(codes: NDArray[np.integer]) -> Statistic:
+    """Return a function from minibatches of rows to their entropies."""
+    return lambda rows: entropies_of(codes[rows])
+
+
 def random_of_known_statistic(codes: NDArray[np.integer], counts: NDArray[np.int64]) -> Statistic:
     """Return a function from minibatches to the entropy of random samples with as many labels.
 
@@ -368,60 +327,6 @@ def random_of_known_statistic(codes: NDArray[np.integer], counts: NDArray[np.int
         return found
 
     return random_of_known
-
-
-def conditional_entropies_of(
-    labels: _Codes, given: _Codes, n_given: int | None = None
-) -> NDArray[np.float64]:
-    """Return H(labels | given) of each row of codes, -1 where missing, in bits, shape (n_rows,)."""
-    joint = entropies_of(_joint(labels, given, n_given or int(given.max()) + 1))
-    bits: NDArray[np.float64] = joint - entropies_of(_known_in_both(labels, given))
-    return bits
-
-
-def random_conditional_entropy_bits(labels: ArrayLike, given: ArrayLike, batch_size: int) -> float:
-    """Return the exact expectation of H(labels | given) in minibatches drawn at random.
-
-    Examples
-    --------
-    >>> random_conditional_entropy_bits([0, 0, 1, 1], [0, 1, 0, 1], batch_size=4)
-    1.0
-    """
-    first, second = label_pair(labels, given)
-    n_given = int(second.max()) + 1
-    n_pairs = (int(first.max()) + 1) * n_given
-
-    def bits(codes: Callable[[_Codes, _Codes], _Codes], most: int) -> float:
-        found = _count_in_parts(lambda part: codes(first[part], second[part]), first.size, most)
-        return found.random_entropy_bits(batch_size)
-
-    return bits(lambda a, b: _joint(a, b, n_given), n_pairs - 1) - bits(_known_in_both, n_given - 1)
-
-
-def label_pair(labels: ArrayLike, given: ArrayLike) -> tuple[_Codes, _Codes]:
-    """Return two labels as codes, whose pairs fit into 63 bits, or raise `ParameterError`."""
-    first, second = as_codes(labels), as_codes(given)
-    if first.size != second.size:
-        msg = f"labels must have as many rows as `given`, but got {first.size} and {second.size}"
-        raise ParameterError(msg)
-    n_pairs = (int(first.max()) + 1) * (int(second.max()) + 1)
-    if n_pairs > _MOST_PAIRS:
-        msg = f"`n_labels * n_given < 2**63` must hold, but got {n_pairs}; number labels from 0"
-        raise ParameterError(msg)
-    return first, second
-
-
-def _joint(first: _Codes, second: _Codes, n_given: int) -> NDArray[np.signedinteger]:
-    largest = int(first.max(initial=0)) * n_given + n_given
-    joint: NDArray[np.signedinteger] = first.astype(np.min_scalar_type(-1 - largest))
-    np.multiply(joint, n_given, out=joint)
-    np.add(joint, second, out=joint, casting="unsafe")
-    joint[(first < 0) | (second < 0)] = -1
-    return joint
-
-
-def _known_in_both(first: _Codes, second: _Codes) -> NDArray[np.signedinteger]:
-    return np.where(first < 0, -1, second)
 
 
 # Label entropy of the minibatches that a plan delivers, without reading data.
@@ -462,7 +367,7 @@ class LabelEntropy:
 
 
 def label_entropy(
-    labels: ArrayLike | Conditional,
+    labels: ArrayLike,
     *,
     batch_size: int,
     block_sizes: Sequence[int],
@@ -479,8 +384,7 @@ def label_entropy(
     ----------
     labels
         Code of each row's label in the order of storage, integers, -1 where it is missing,
-        shape (n_rows,). Rows without a label do not count in a minibatch's entropy. Or a
-        `Conditional` of two labels.
+        shape (n_rows,). Rows without a label do not count in a minibatch's entropy.
     batch_size
         Rows of a minibatch.
     block_sizes, fetch_factors
@@ -508,17 +412,17 @@ def label_entropy(
     64 1 0.0
     64 16 0.94
     """
-    statistic, n_labelled = statistic_of(labels)
+    codes = as_codes(labels)
     found = list[LabelEntropy]()
     for block_size, fetch_factor in product(block_sizes, fetch_factors):
         plan = EpochPlan(
             strategy=BlockShuffling(block_size),
-            n_rows=n_labelled,
+            n_rows=codes.size,
             batch_size=batch_size,
             fetch_factor=fetch_factor,
             seed=seed,
         )
-        (replay,) = replay_plan(plan, [statistic], n_rows=n_rows)
+        (replay,) = replay_plan(plan, [statistic_of(codes)], n_rows=n_rows)
         found.append(LabelEntropy.of(replay, block_size, fetch_factor))
     return found
 

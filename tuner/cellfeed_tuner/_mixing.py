@@ -12,17 +12,14 @@ from cellfeed_tuner import theory
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import BEYOND_CHANCE
 from cellfeed_tuner._entropy import (
-    Conditional,
     LabelEntropy,
     Statistic,
-    random_conditional_entropy_bits,
     random_of_known_statistic,
     statistic_of,
 )
 from cellfeed_tuner._interval import CONFIDENCE, Estimate, mean_with_interval
 from cellfeed_tuner._measuring._measurement import Measurement
 from cellfeed_tuner._results import (
-    ConditionalEntropyBits,
     ConfigurationResult,
     EntropyBits,
     LabelResult,
@@ -125,8 +122,7 @@ class _RandomOf(NamedTuple):
     label: str
 
 
-# None stands for the first label given the other.
-_Replayed = Mapping[str | _RandomOf | None, LabelEntropy]
+_Replayed = Mapping[str | _RandomOf, LabelEntropy]
 _Estimates = Mapping[str, Estimate]
 
 
@@ -140,8 +136,8 @@ class Mixing:
 
     Parameters
     ----------
-    labels, given
-        Labels that minibatches should be mixed by, and a label within which to mix the first.
+    labels
+        Labels that minibatches should be mixed by. Without any, nothing is expected.
     plans
         Which rows are in which minibatch.
     entropy_floor
@@ -149,22 +145,18 @@ class Mixing:
         replayed for longer, so that the decision hardly depends on the seed.
     """
 
-    def __init__(
-        self, labels: Sequence[Label], given: Label | None, plans: Plans, *, entropy_floor: float
-    ) -> None:
-        self._labels, self._given, self._plans = labels, given, plans
+    def __init__(self, labels: Sequence[Label], plans: Plans, *, entropy_floor: float) -> None:
+        self._labels, self._plans = labels, plans
         self._least_share = least_share(entropy_floor)
-        self._statistics: dict[str | _RandomOf | None, Statistic] = {
-            each.name: statistic_of(each.codes)[0] for each in labels
+        self._statistics: dict[str | _RandomOf, Statistic] = {
+            each.name: statistic_of(each.codes) for each in labels
         }
         self._statistics |= {
             _RandomOf(each.name): random_of_known_statistic(each.codes, each.target.counts)
             for each in labels
             if self._depends_on_known(each)
         }
-        if given is not None:
-            self._statistics[None], _ = statistic_of(Conditional(labels[0].codes, given.codes))
-        self._random, self._random_within = self._random_bits()
+        self._random = self._random_bits()
         self._replayed = cache(self._replayed_until_clear)
         self._planned = cache(self._planned_entropies)
         self._is_late: Callable[[], bool] = lambda: False
@@ -187,14 +179,19 @@ class Mixing:
     ) -> None:
         """Replay the plans of a whole grid, and report progress; fewer rows if it ``is_late``."""
         self._is_late = is_late
+        if not self._labels:
+            return
         plans = dict.fromkeys(self._plans.differing(each.plan_settings) for each in grid)
         for number, settings in enumerate(plans):
             self._replayed(settings)
             on_progress("entropy", number + 1, len(plans))
 
     def is_planned(self, configuration: Configuration) -> bool:
-        """Return whether entropies are known without measuring."""
-        return self._replayed(self._plans.differing(configuration.plan_settings)) is not None
+        """Return whether entropies are known without measuring, or of no importance."""
+        return (
+            not self._labels
+            or self._replayed(self._plans.differing(configuration.plan_settings)) is not None
+        )
 
     def learn(self, found: Measurement) -> bool:
         """Record measured entropies; return whether there is no plan for them."""
@@ -225,14 +222,11 @@ class Mixing:
         orders = [self._order(each, block_size) for each in self._labels]
         return next((each for each in orders if not each.already_shuffled), orders[0])
 
-    def judged(
-        self, result: ConfigurationResult, fault: str | None, within: Estimate | None
-    ) -> ConfigurationResult:
-        """Return a result with entropies and a verdict for each label, and conditional entropy.
+    def judged(self, result: ConfigurationResult, fault: str | None) -> ConfigurationResult:
+        """Return a result with the entropy of each label and a verdict.
 
-        ``fault`` says where minibatches differed from the plan, and ``within`` is the measured
-        entropy of the first label within the other; None if there is none. Unknown entropies
-        range from 0 to random sampling's.
+        ``fault`` says where minibatches differed from the plan; None if they did not. Unknown
+        entropies range from 0 to random sampling's.
         """
         settings = self._plans.differing(result.configuration.plan_settings)
         found = self[settings]
@@ -240,32 +234,12 @@ class Mixing:
             found = self._bits(
                 {name: Estimate(0.0, 0.0, most) for name, most in self._random.items()}
             )
-
-        def judged(label: Label, measured: Estimate | None) -> LabelResult:
-            bits = replace(found[label.name], measured=measured)
-            return LabelResult(entropy_bits=bits, verdict=self._verdict(label, bits, result, fault))
-
-        first, *others = self._labels
-        of_first = judged(first, result.entropy_bits.measured)
-        further = {
-            each.name: judged(each, result.further_labels[each.name].entropy_bits.measured)
-            for each in others
-        }
-        conditional, replayed = None, self._replayed(settings)
-        if self._given is not None and replayed is not None:
-            conditional = ConditionalEntropyBits(
-                given=self._given.name,
-                measured=within,
-                expected=replayed[None].bits,
-                random=self._random_within,
-            )
-        return replace(
-            result,
-            entropy_bits=of_first.entropy_bits,
-            verdict=of_first.verdict,
-            further_labels=further,
-            conditional_entropy_bits=conditional,
-        )
+        labels = {**result.labels}
+        for each in self._labels:
+            bits = replace(found[each.name], measured=labels[each.name].entropy_bits.measured)
+            verdict = self._verdict(each, bits, result, fault)
+            labels[each.name] = LabelResult(entropy_bits=bits, verdict=verdict)
+        return replace(result, labels=labels)
 
     def fault(self, result: ConfigurationResult) -> str:
         """Return how the delivered labels of another loader contradict its plan or its labels.
@@ -274,15 +248,13 @@ class Mixing:
         """
         settings = self._plans.differing(result.configuration.plan_settings)
         replayed = self._replayed(settings)
-        measured = {self._labels[0].name: result.entropy_bits.measured} | {
-            name: each.entropy_bits.measured for name, each in result.further_labels.items()
-        }
         found = (
             self._contradiction(
                 each, bits, result, None if replayed is None else replayed[each.name]
             )
             for each in self._labels
-            if (bits := measured[each.name]) is not None and bits.high < inf
+            if (bits := result.labels[each.name].entropy_bits.measured) is not None
+            and bits.high < inf
         )
         return next(filter(None, found), "")
 
@@ -320,24 +292,16 @@ class Mixing:
         """Return whether a label's reference depends on how many cells of a minibatch have it."""
         return bool(label.target.n_missing) and not self._plans.is_of_sets
 
-    def _random_bits(self) -> tuple[dict[str, float], float]:
-        """Return the entropies of random sampling, of each label and of the first within the other.
+    def _random_bits(self) -> dict[str, float]:
+        """Return the entropy of random sampling, of each label.
 
         For strategies of sets, random sets come from the plan with blocks of single cells.
         """
-        within, plans = self._given, self._plans
+        plans = self._plans
         if plans.is_of_sets:
             found = self._replayed_for((1, 1), MIXING_ROWS_OF_SETS) or {}
-            random = {each.name: found[each.name].bits.value for each in self._labels}
-            return random, 0.0 if within is None else found[None].bits.value
-        size = plans.batch_size
-        random = {each.name: each.target.random_entropy_bits(size) for each in self._labels}
-        if within is None:
-            return random, 0.0
-        codes, given = self._labels[0].codes, within.codes
-        if plans.drawn_rows is not None:
-            codes, given = codes[plans.drawn_rows], given[plans.drawn_rows]
-        return random, random_conditional_entropy_bits(codes, given, size)
+            return {each.name: found[each.name].bits.value for each in self._labels}
+        return {e.name: e.target.random_entropy_bits(plans.batch_size) for e in self._labels}
 
     def _replayed_until_clear(self, settings: Settings) -> _Replayed | None:
         if self._is_late():
@@ -467,60 +431,6 @@ class Mixing:
             ),
             n_distinct=label.n_per_epoch // self._plans.batch_size,
         )
-
-
-class AsDelivered:
-    """In place of `Mixing`: labels are reported as delivered, and nothing is expected of them.
-
-    Parameters
-    ----------
-    label
-        The name of the labels; empty if there are none.
-    """
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-
-    def __getitem__(self, plan_settings: Settings) -> Mapping[str, EntropyBits]:
-        """Return that nothing is expected."""
-        return {self._label: EntropyBits(expected=Estimate(0.0, 0.0, 0.0), random=0.0)}
-
-    def replay(
-        self,
-        grid: Iterable[Configuration],
-        on_progress: Progress,
-        *,
-        is_late: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Do nothing."""
-
-    def is_planned(self, configuration: Configuration) -> bool:  # noqa: ARG002
-        """Return that measured entropies decide nothing."""
-        return True
-
-    def learn(self, found: Measurement) -> bool:  # noqa: ARG002
-        """Do nothing."""
-        return False
-
-    def storage_order(self, block_size: int) -> StorageOrder | None:  # noqa: ARG002
-        """Return that it is unknown."""
-        return None
-
-    def judged(
-        self,
-        result: ConfigurationResult,
-        fault: str | None,  # noqa: ARG002
-        within: Estimate | None,  # noqa: ARG002
-    ) -> ConfigurationResult:
-        """Return a result whose expected entropy is the measured one."""
-        measured = result.entropy_bits.measured
-        if measured is None:
-            return result
-        return replace(result, entropy_bits=replace(result.entropy_bits, expected=measured))
-
-    def fault(self, result: ConfigurationResult) -> str:  # noqa: ARG002
-        """Return that nothing contradicts."""
-        return ""
 
 
 def _bounded(found: Estimate, most: float) -> Estimate:

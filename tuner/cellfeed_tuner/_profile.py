@@ -18,7 +18,6 @@ from cellfeed_tuner._measuring._timing import MakeDataset
 from cellfeed_tuner._request import Request
 from cellfeed_tuner._result import AutotuneResult, from_plain, to_plain
 from cellfeed_tuner._run import Run
-from cellfeed_tuner._subject import LabelWithin
 from cellfeed_tuner._time_budget import Progress, TimeBudget, silent
 
 SCHEMA = "cellfeed.profile/1"
@@ -54,7 +53,7 @@ def profile(
         Called with the stage "profile", the seconds spent, the seconds spent and to be expected,
         and what is being timed; and with other stages, as by `autotune`.
     settings
-        Other arguments of `autotune`, but for those of its search: ``label``, ``given``,
+        Other arguments of `autotune`, but for those of its search: ``label``,
         ``batch_size``, ``block_sizes``, ``fetch_factors``, ``workers``, ``num_threads``,
         ``align``, ``dense``, ``entropy_floor``, ``memory``, ``cache``, ``seed``, ``indices``,
         ``strategy``, ``make_dataset``.
@@ -119,11 +118,10 @@ def profiled(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Timing:
-    """A line of a journal: a timing in a round, and its entropies by label."""
+    """A line of a journal: a timing in a round."""
 
     round: int
     found: Measurement
-    entropies: tuple[tuple[str | LabelWithin, tuple[float, ...]], ...]
 
 
 class Journal:
@@ -174,14 +172,13 @@ class Journal:
             except msgspec.ValidationError as error:
                 msg = f"{self._path}: line {number} is damaged ({error}); delete the file"
                 raise FormatError(msg) from error
-            yield each.round, replace(each.found, round_entropy_bits=dict(each.entropies))
+            yield each.round, each.found
 
     def append(self, turn: int, found: Measurement) -> None:
         """Write one timing."""
-        entropies = tuple(found.round_entropy_bits.items())
-        timed = replace(found, sampled=(), round_entropy_bits={})
+        timed = replace(found, sampled=())
         with self._path.open("ab") as file:
-            file.write(_line(to_plain(_Timing(round=turn, found=timed, entropies=entropies))))
+            file.write(_line(to_plain(_Timing(round=turn, found=timed))))
             file.flush()
             os.fsync(file.fileno())
 

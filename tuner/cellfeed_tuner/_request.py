@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # they load PyTorch, SciPy and Optuna
     import optuna
 
     from cellfeed_tuner._measuring._timing import Step
-    from cellfeed_tuner._mixing import AsDelivered, Mixing
+    from cellfeed_tuner._mixing import Mixing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,8 +53,6 @@ class Request:
         The same, if it is rows of a collection.
     dataset
         The collection, and how its labels are distributed.
-    within
-        The label within which the first one is to be mixed.
     plans
         Which rows come together.
     grid
@@ -71,7 +69,6 @@ class Request:
     selected: Selected | None = None
     dataset: Dataset
     labels: Sequence[Label]
-    within: Label | None = None
     plans: Plans
     space: Space
     grid: Sequence[Configuration]
@@ -107,16 +104,13 @@ class Request:
         constraints = replace(self.constraints, step_seconds=seconds, need_cells_per_second=need)
         return replace(self, constraints=constraints)
 
-    def mixing(self) -> "Mixing | AsDelivered":
+    def mixing(self) -> "Mixing":
         """Return how well labels are mixed, as planned or as measured."""
-        from cellfeed_tuner._mixing import AsDelivered, Mixing  # noqa: PLC0415 - it takes long
+        from cellfeed_tuner._mixing import Mixing  # noqa: PLC0415 - it takes long
 
-        if not self.labels:
-            return AsDelivered(self.dataset.label)
-        floor = self.constraints.entropy_floor
-        return Mixing(self.labels, self.within, self.plans, entropy_floor=floor)
+        return Mixing(self.labels, self.plans, entropy_floor=self.constraints.entropy_floor)
 
-    def requirements(self, mixing: "Mixing | AsDelivered") -> Requirements:
+    def requirements(self, mixing: "Mixing") -> Requirements:
         """Return the requirements of the search."""
         return Requirements(
             n_cells=self.n_cells,
@@ -139,7 +133,6 @@ def collection_request(
     collection: Collection,
     *,
     label: str | Sequence[str],
-    given: str | None,
     indices: ArrayLike | str | None,
     strategy: SamplingStrategy | None,
     batch_size: int,
@@ -157,7 +150,7 @@ def collection_request(
     selected = Selected.of(collection, indices, strategy)
     others = _further_settings(num_threads, align, strategy)
     drawn_rows = None if strategy is None and not align else selected.drawn_rows()
-    labels, within = _labels(selected, label, given, drawn_rows)
+    labels = _labels(selected, label, drawn_rows)
     what = "the collection" if selected.indices is None else "the selection"
     if strategy is not None:
         what = f"the epoch of {type(strategy).__name__}"
@@ -170,7 +163,6 @@ def collection_request(
             selected, {e.name: e.counted for e in labels}, batch_size, dense=dense
         ),
         labels=labels,
-        within=within,
         plans=BlockPlans(
             labels[0].codes.size,
             batch_size=batch_size,
@@ -284,20 +276,13 @@ def _request(
 
 
 def _labels(
-    selected: Selected,
-    label: str | Sequence[str],
-    given: str | None,
-    drawn_rows: NDArray[np.int64] | None,
-) -> tuple[list[Label], Label | None]:
+    selected: Selected, label: str | Sequence[str], drawn_rows: NDArray[np.int64] | None
+) -> list[Label]:
     names = names_of(label)
     if not names:
         msg = "`label` must name at least one obs column, but got none"
         raise ParameterError(msg)
-    if given in names:
-        msg = f"`given` must be an obs column beside the labels, but got {given!r}, which is one"
-        raise ParameterError(msg)
-    labels = [selected.label(name, drawn_rows) for name in names]
-    return labels, None if given is None else selected.label(given, drawn_rows)
+    return [selected.label(name, drawn_rows) for name in names]
 
 
 def _further_settings(
@@ -344,7 +329,7 @@ def describe_dataset(
         selection=selection,
         elements=tuple(collection.elements),
         dense=dense,
-        **_census(counted),
+        labels=_census(counted),
     )
 
 
@@ -357,24 +342,18 @@ def dataset_of_loader(tunable: Tunable, counted: Mapping[str, LabelCounts]) -> D
         bytes_on_disk=sum(path.stat().st_size for path in tunable.paths),
         rows_per_chunk=tunable.rows_per_chunk,
         batch_size=tunable.batch_size,
-        **_census(counted),
+        labels=_census(counted),
     )
 
 
-def _census(counted: Mapping[str, LabelCounts]) -> dict[str, Any]:
-    censuses = {
+def _census(counted: Mapping[str, LabelCounts]) -> dict[str, LabelCensus]:
+    return {
         name: LabelCensus(
             n_labels=each.counts.size,
             n_missing=each.n_missing,
             label_entropy_bits=theory.entropy_bits(each.counts),
         )
         for name, each in counted.items()
-    }
-    label, *others = censuses
-    return {
-        "label": label,
-        **asdict(censuses[label]),
-        "further_labels": {name: censuses[name] for name in others},
     }
 
 

@@ -24,7 +24,6 @@ from cellfeed_tuner._results import (
     ConfigurationResult,
     Constraints,
     Dataset,
-    EntropyBits,
     Nearest,
     PrefetchResult,
     Recommended,
@@ -113,7 +112,7 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
         unfinished.unlink(missing_ok=True)
 
 
-SCHEMA = "cellfeed.autotune/3"
+SCHEMA = "cellfeed.autotune/4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +251,7 @@ class AutotuneResult:
             for each in self.configurations
             if each.cells_per_second is not None
             and not each.configuration.num_workers
-            and asked.mixes(each.least_mixed.share_of_random)
+            and asked.mixes(each.share_of_random)
             and (each.peak_memory_bytes or 0) <= asked.memory_bytes
         }
         return found[max(found)] if found else None
@@ -291,13 +290,6 @@ class AutotuneResult:
     def __repr__(self) -> str:
         return f"<AutotuneResult: {self.sentence}>"
 
-    def entropies(self, result: ConfigurationResult) -> dict[str, EntropyBits]:
-        """Return the entropy of each label in the minibatches of a configuration."""
-        if not self.dataset.labels:
-            return {}
-        further = {name: each.entropy_bits for name, each in result.further_labels.items()}
-        return {self.dataset.label: result.entropy_bits} | further
-
     def predicted(self, result: ConfigurationResult) -> Estimate | None:
         """Return cells per second of a configuration that was not measured; None if unknown."""
         speed = self.recommended.cells_per_second if self.recommended else None
@@ -331,8 +323,9 @@ class AutotuneResult:
             row[name] = estimate.value if estimate else math.nan
             row[f"{name}_low"] = estimate.low if estimate else math.nan
             row[f"{name}_high"] = estimate.high if estimate else math.nan
-        row |= {"n_rounds": each.n_rounds, "share_of_random": each.least_mixed.share_of_random}
-        for label, bits in self.entropies(each).items():
+        row |= {"n_rounds": each.n_rounds, "share_of_random": each.share_of_random}
+        for label, found in each.labels.items():
+            bits = found.entropy_bits
             row |= {
                 f"{label}_bits": bits.expected.value,
                 f"{label}_bits_measured": bits.measured.value if bits.measured else math.nan,
@@ -352,7 +345,7 @@ class AutotuneResult:
     def pareto_front(self) -> tuple[ConfigurationResult, ...]:
         """Return what nothing beats in both throughput and entropy, highest entropy first."""
         timed = [
-            (each.least_mixed.share_of_random, each.cells_per_second.value, each)
+            (each.share_of_random, each.cells_per_second.value, each)
             for each in self.configurations
             if each.cells_per_second is not None
         ]
@@ -375,7 +368,7 @@ class AutotuneResult:
         return (read.from_storage if self.cache == "cold" else read.asked) / stored
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain values, in the schema ``cellfeed.autotune/3``."""
+        """Return the result as plain values, in the schema ``cellfeed.autotune/4``."""
         return {"schema": SCHEMA, "version": __version__, **to_plain(self)}
 
     def save(self, path: Path | str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from cellfeed_tuner._configuration import Configuration
-from cellfeed_tuner._interval import Estimate, is_undecided
+from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine import BytesRead
 
 if TYPE_CHECKING:
@@ -65,26 +65,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _MinibatchEntropyBits:
-    """What is known of any entropy of minibatches."""
-
-    expected: Estimate
-    random: float
-    measured: Estimate | None = None
-
-    @property
-    def random_alike(self) -> float:
-        """Entropy of the random samples that minibatches are compared with."""
-        return self.random
-
-    @property
-    def share_of_random(self) -> float:
-        """Expected entropy as a share of that of random sampling."""
-        return self.expected.value / self.random_alike if self.random_alike else 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntropyBits(_MinibatchEntropyBits):
+class EntropyBits:
     """Minibatch label entropy of one configuration, in bits.
 
     Parameters
@@ -108,6 +89,9 @@ class EntropyBits(_MinibatchEntropyBits):
         plan's minibatches. None where no labels are missing.
     """
 
+    expected: Estimate
+    random: float
+    measured: Estimate | None = None
     homogeneous: float | None = None
     lower_bound: float = 0.0
     upper_bound: float = 0.0
@@ -119,6 +103,11 @@ class EntropyBits(_MinibatchEntropyBits):
         return self.random if self.random_of_known is None else self.random_of_known
 
     @property
+    def share_of_random(self) -> float:
+        """Expected entropy as a share of that of random sampling."""
+        return self.expected.value / self.random_alike if self.random_alike else 1.0
+
+    @property
     def bounds(self) -> tuple[float, float]:
         """The paper's bounds, widened to the exact values that their expansions exclude."""
         exact = self.lower_bound if self.homogeneous is None else self.homogeneous
@@ -126,21 +115,11 @@ class EntropyBits(_MinibatchEntropyBits):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConditionalEntropyBits(_MinibatchEntropyBits):
-    """Minibatch entropy of the first label within each value of another; see `EntropyBits`.
-
-    Parameters
-    ----------
-    given
-        The obs column within whose values the label should be mixed.
-    """
-
-    given: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LabelResult:
-    """Entropy of one label in the minibatches of one configuration, with its verdict."""
+    """Entropy of one label in the minibatches of one configuration.
+
+    ``verdict`` says what the measured entropy shows; None unless measured.
+    """
 
     entropy_bits: EntropyBits
     verdict: Verdict | None = None
@@ -159,6 +138,8 @@ class ConfigurationResult:
         why.
     note
         Details of the status; may be empty.
+    labels
+        Entropy of each label in its minibatches, by obs column.
     cells_per_second
         Throughput with its 95 % interval; None if it was not timed.
     relative
@@ -166,46 +147,48 @@ class ConfigurationResult:
         the 95 % interval; None without a recommendation, or if it is unknown.
     n_rounds
         Rounds of whole fetches that were timed.
-    entropy_bits
-        Entropy of the first label in its minibatches.
     peak_memory_bytes
         Peak memory of the process and its workers; None if it never ran.
     bytes_read_per_cell
         Bytes read for each delivered cell; None if unknown.
-    verdict
-        What the measured entropy of the first label shows; None unless measured.
-    further_labels
-        The same for other labels, by name.
-    conditional_entropy_bits
-        Entropy of the first label within each value of another; None unless requested.
     """
 
     configuration: Configuration
     status: Status
-    entropy_bits: EntropyBits
+    labels: Mapping[str, LabelResult]
     note: str = ""
     cells_per_second: Estimate | None = None
     relative: Estimate | None = None
     n_rounds: int = 0
     peak_memory_bytes: int | None = None
     bytes_read_per_cell: BytesRead | None = None
-    verdict: Verdict | None = None
-    further_labels: Mapping[str, LabelResult] = field(default_factory=dict)
-    conditional_entropy_bits: ConditionalEntropyBits | None = None
 
     @property
-    def least_mixed_label(self) -> str | None:
-        """The further label that is mixed least; None if the first label is."""
-        shares: dict[str | None, float] = {None: self.entropy_bits.share_of_random}
-        for name, each in self.further_labels.items():
-            shares[name] = each.entropy_bits.share_of_random
-        return min(shares, key=shares.__getitem__)
+    def least_mixed(self) -> str:
+        """The label that is mixed least, relative to random sampling; empty without labels."""
+        return min(
+            self.labels, key=lambda name: self.labels[name].entropy_bits.share_of_random, default=""
+        )
 
     @property
-    def least_mixed(self) -> EntropyBits:
-        """Entropy of the label that is mixed least, relative to random sampling."""
-        least = self.least_mixed_label
-        return self.entropy_bits if least is None else self.further_labels[least].entropy_bits
+    def share_of_random(self) -> float:
+        """Entropy of that label as a share of random sampling's; 1 without labels."""
+        return min((e.entropy_bits.share_of_random for e in self.labels.values()), default=1.0)
+
+    @property
+    def is_expected_to_mix(self) -> bool:
+        """Whether any label has an entropy to reach."""
+        return any(each.entropy_bits.random_alike for each in self.labels.values())
+
+    @property
+    def is_entropy_measured(self) -> bool:
+        """Whether minibatches with labels were delivered."""
+        return all(each.entropy_bits.measured is not None for each in self.labels.values())
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What measured entropies show, of one label after the other."""
+        return [each.verdict for each in self.labels.values() if each.verdict]
 
 
 # What was read: the collection, the distribution of its labels, and the strategy.
@@ -264,15 +247,11 @@ class Dataset:
         Mean compressed size of a cell in storage, in the matrix that is read.
     rows_per_chunk
         Mean number of rows in a chunk.
-    label, n_labels, n_missing
-        Obs column of the first label, its number of distinct values, and of cells without one. Of
-        a DataLoader, the label that was asked for, or empty, and what was delivered of it.
-    label_entropy_bits
-        Entropy of the label over all cells.
+    labels
+        The labels, by obs column. Of a DataLoader, what was delivered of the label that was asked
+        for, or nothing.
     batch_size
         Cells of a minibatch.
-    further_labels
-        The other labels, by obs column.
     slow_reading
         What is read slowly, why, and the remedy, in one line; empty if nothing is. See
         `cellfeed.Collection.slow_reading`.
@@ -304,12 +283,8 @@ class Dataset:
     bytes_on_disk: int = 0
     stored_bytes_per_cell: float = 0.0
     rows_per_chunk: float = 1.0
-    label: str
-    n_labels: int = 0
-    n_missing: int = 0
-    label_entropy_bits: float = 0.0
+    labels: Mapping[str, LabelCensus]
     batch_size: int
-    further_labels: Mapping[str, LabelCensus] = field(default_factory=dict)
     slow_reading: str = ""
     selection: Selection | None = None
     has_storage_options: bool = False
@@ -324,11 +299,6 @@ class Dataset:
     def n_visited(self) -> int:
         """Number of cells that were visited."""
         return self.n_cells if self.selection is None else self.selection.n_cells
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """All labels, the first one first; of a DataLoader, there may be none."""
-        return (self.label, *self.further_labels) if self.label else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -556,11 +526,6 @@ class Rival:
     configuration: Configuration
     ratio: Estimate
     n_turns: int
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether the measurements show neither which is faster nor that both are equal."""
-        return is_undecided(self.ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from cellfeed_tuner._measuring._measurement import Measurement, measure_with
 from cellfeed_tuner._measuring._page_cache import CacheState
 from cellfeed_tuner._measuring._process import Measures, MeasuringError
 from cellfeed_tuner._measuring._timing import MakeDataset, TimingRequest, own_read_options
-from cellfeed_tuner._mixing import AsDelivered, Mixing
+from cellfeed_tuner._mixing import Mixing
 from cellfeed_tuner._ranks import Ranks, Scaling
 from cellfeed_tuner._request import Request
 from cellfeed_tuner._result import AutotuneResult, Ranges, to_plain
@@ -86,7 +86,7 @@ class Run:
     interrupted: bool = field(default=False, init=False)
     _date: datetime = field(init=False)
     _machine: Machine = field(init=False)
-    _mixing: Mixing | AsDelivered = field(init=False)
+    _mixing: Mixing = field(init=False)
     _order: StorageOrder | None = field(init=False)
     _found_cache: CacheState | Literal["unknown"] = field(init=False)
     _key: "Key | None" = field(default=None, init=False)
@@ -198,7 +198,6 @@ class Run:
             measurements=Measurements(
                 process=self.process,
                 labels=[each.name for each in request.labels],
-                given=None if request.within is None else request.within.name,
                 batch_size=request.batch_size,
                 cache=request.cache,
                 seed=request.seed,
@@ -247,7 +246,6 @@ class Run:
             "machine": key.machine.digest,
             "versions": key.versions.digest,
             **to_plain(self._asked),
-            "given": None if request.within is None else request.within.name,
             "seed": request.seed,
             "grid": [dict(each) for each in self.request.grid],
         }
@@ -312,11 +310,7 @@ class Run:
             constraints=constraints,
             cache=self._found_cache,
             configurations=tuple(
-                self._mixing.judged(
-                    self._compared(each),
-                    faults.get(each.configuration),
-                    measured.entropy_within(each.configuration),
-                )
+                self._mixing.judged(self._compared(each), faults.get(each.configuration))
                 for each in results
             ),
             recommended=recommended,
@@ -534,7 +528,7 @@ class Run:
                 if name not in collection.obs and not isinstance(column, CategoricalColumn):
                     continue
                 label = selected.label(name, request.plans.drawn_rows, column)
-                mixing = Mixing([label], None, request.plans, entropy_floor=floor)
+                mixing = Mixing([label], request.plans, entropy_floor=floor)
                 bits = mixing[recommended.configuration.plan_settings][name]
                 found[name] = bits.share_of_random
         self._mixed_less = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -261,13 +261,6 @@ class Label:
                     "a label such as the plate or the cell type"
                 )
                 raise error(msg)
-
-
-class LabelWithin(NamedTuple):
-    """A label within each value of another."""
-
-    label: str
-    given: str
 
 
 def names_of(label: str | Sequence[str]) -> tuple[str, ...]:

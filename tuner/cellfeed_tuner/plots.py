@@ -105,7 +105,7 @@ def _marker(num_workers: int) -> dict[str, Any]:
 
 def hover(each: ConfigurationResult) -> str:
     """Return the ``gid`` of a configuration's point; the page shows it when it is pointed at."""
-    share = f"{each.least_mixed.share_of_random:.1%} of random sampling"
+    share = f"{each.share_of_random:.1%} of random sampling"
     speed = f"{interval(each.cells_per_second)} cells/s" if each.cells_per_second else each.status
     return f"hover: {each.configuration}: {speed}; {share}"
 
@@ -115,7 +115,7 @@ def _draw_point(
 ) -> None:
     """Draw the throughput of a timed configuration; hollow if it mixes too little."""
     if (speed := each.cells_per_second) is not None:
-        if not result.constraints.mixes(each.least_mixed.share_of_random):
+        if not result.constraints.mixes(each.share_of_random):
             look["mfc"] = "white"
         point = axes.errorbar(
             x, speed.value, yerr=around(speed), ls="", elinewidth=0.8,
@@ -159,7 +159,7 @@ def _keys(result: AutotuneResult, colours: Mapping[int, Any]) -> list[Artist]:
         Line2D([], [], label=workers_in_words(n), **_marker(n), **look)
         for n in _values(timed, "num_workers")
     ]
-    if not all(result.constraints.mixes(each.least_mixed.share_of_random) for each in timed):
+    if not all(result.constraints.mixes(each.share_of_random) for each in timed):
         hollow = Line2D([], [], marker="o", mfc="white", label="hollow: mixes too little", **look)
         keys.append(hollow)
     return keys
@@ -227,7 +227,7 @@ def _draw_grids(result: AutotuneResult, panels: Sequence[Axes]) -> str:
     notes = _draw_grid(panels[0], result, "throughput") + _draw_grid(panels[1], result, "entropy")
     panels[0].set_title(f"Throughput (cells/s{result.ranks.together})")
     panels[1].set_title("Entropy (share of random)")
-    if result.dataset.further_labels:
+    if len(result.dataset.labels) > 1:
         notes.append("Entropy: of the label mixed least")
     return "".join(f"{note}. " for note in dict.fromkeys(notes))
 
@@ -317,9 +317,11 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> list[Artist]:
     timed, chosen, keys = _timed(result), result.chosen, list[Artist]()
     colours = block_colours(_values(timed, "block_size"))
     for each in timed:
-        bits = each.least_mixed
-        bars = around(bits.expected, unit=(bits.random_alike or 1.0) / 100)
-        look: Any = {"color": colours[each.configuration.block_size], "xerr": bars and bars[::-1]}
+        look: Any = {"color": colours[each.configuration.block_size]}
+        if least := each.least_mixed:
+            bits = each.labels[least].entropy_bits
+            bars = around(bits.expected, unit=(bits.random_alike or 1.0) / 100)
+            look["xerr"] = bars and bars[::-1]
         _draw_point(axes, _missing(each), result, each, **look)
     if chosen is not None:
         keys += _draw_chosen(axes, _missing(chosen), result)
@@ -335,7 +337,7 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> list[Artist]:
         look = {"color": BOUND, "lw": 2.5, "alpha": 0.4, "zorder": 0}
         keys += axes.step(*zip(*front, strict=True), where="post", label="Pareto front", **look)
     axes.set_title("Trade-off (better: up and right)")
-    of = " of the label mixed least" if result.dataset.further_labels else ""
+    of = " of the label mixed least" if len(result.dataset.labels) > 1 else ""
     axes.set_xlabel(f"entropy{of} (% of random sampling)")
     axes.set_xscale("asinh", linear_width=_LINEAR_PERCENT)
     axes.set_xlim(max(2.0, *axes.get_xlim()), min(0.0, *axes.get_xlim()) - _LINEAR_PERCENT / 4)
@@ -347,7 +349,7 @@ def _draw_trade_off(axes: Axes, result: AutotuneResult) -> list[Artist]:
 
 def _missing(each: ConfigurationResult) -> float:
     """Return how many percent of random sampling's entropy are missing."""
-    return 100 * (1 - each.least_mixed.share_of_random)
+    return 100 * (1 - each.share_of_random)
 
 
 # Throughput over the fetch factor.

@@ -26,7 +26,7 @@ from cellfeed._errors import (
 from cellfeed.collection._indexables import count_indexable_rows
 from cellfeed.machine import usable_cores
 
-SCHEMA = "cellfeed.autotune/3"
+SCHEMA = "cellfeed.autotune/4"
 
 
 @dataclass(frozen=True, slots=True)

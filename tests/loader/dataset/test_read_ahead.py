@@ -207,7 +207,7 @@ class TestWhereItGoes:
             def to_json(self):
                 sizes = {"block_size": 4, "fetch_factor": 2, "num_workers": 0}
                 return {
-                    "schema": "cellfeed.autotune/3",
+                    "schema": "cellfeed.autotune/4",
                     "dataset": {"batch_size": 8},
                     "recommended": {"configuration": sizes, "prefetch": 5},
                 }

@@ -24,7 +24,7 @@ from cellfeed.machine import usable_cores
 
 SIZES = {"block_size": 8, "fetch_factor": 4, "num_workers": 2}
 RESULT = {
-    "schema": "cellfeed.autotune/3",
+    "schema": "cellfeed.autotune/4",
     "dataset": {"batch_size": 32},
     "recommended": {"configuration": SIZES},
 }

@@ -582,7 +582,7 @@ class TestResume:
 class TestSettings:
     def test_those_of_autotune(self, paths, tmp_path):
         sizes = {"block_size": 8, "fetch_factor": 2, "num_workers": 1, "batch_size": 30}
-        result = {"schema": "cellfeed.autotune/3", "dataset": {"batch_size": 30}}
+        result = {"schema": "cellfeed.autotune/4", "dataset": {"batch_size": 30}}
         result |= {"recommended": {"configuration": sizes}}
         (tmp_path / "autotune.json").write_text(json.dumps(result))
         split = [np.arange(0, 200, 2), np.arange(1, 200, 2)]

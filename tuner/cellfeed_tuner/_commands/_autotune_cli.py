@@ -114,9 +114,6 @@ _OF_SUBJECT = _with(
     click.argument("paths", nargs=-1, required=True, metavar="PATH..."),
     click.option("--label", multiple=True, metavar="COLUMN",
                   help="obs column to mix minibatches by; required, can be repeated."),
-    click.option("--given", metavar="COLUMN",
-                  help="Also report how well the first label is mixed within each value of this "
-                  "obs column."),
     click.option("--where", "indices", metavar="QUERY",
                   help="Tune on cells whose obs match this: \"plate != 'plate14'\"."),
     click.option("--balance", metavar="COLUMN",
@@ -231,10 +228,10 @@ def _opened(
     """
     from cellfeed import ClassBalancedSampling, open_collection  # noqa: PLC0415
 
-    given = (*settings["label"], settings["given"], settings["balance"])
+    columns = (*settings["label"], settings["balance"])
     collection = open_collection(
         paths,
-        obs=list(dict.fromkeys(filter(None, given))),
+        obs=list(dict.fromkeys(filter(None, columns))),
         elements=settings.pop("elements"),
         join_vars=settings.pop("join_vars"),
         storage_options=_storage_options(settings.pop("storage_options")),

@@ -76,7 +76,7 @@ def _answer(result: AutotuneResult, settings: Mapping[str, int]) -> _Answer:
     ]
 
     def rank(each: ConfigurationResult) -> tuple[bool, bool, float, float]:
-        share = each.least_mixed.share_of_random
+        share = each.share_of_random
         mixes = result.constraints.mixes(share)
         speed = each.cells_per_second.value if each.cells_per_second else 0.0
         return each is result.chosen, mixes, speed if mixes else share, speed
@@ -125,11 +125,10 @@ def _print_answer(console: Console, result: AutotuneResult, answer: _Answer) -> 
     console.print("", table, "")
     say(console, [f"Outcome: {outcome}."])
     required = f"at most {asked.memory_bytes / 1e6:,.0f} MB of memory"
-    if result.dataset.label:
+    if about.is_expected_to_mix:
         required = f"{asked.entropy_floor:.0%} of random sampling's entropy, {required}"
     say(console, [f"Required: {required}."])
-    verdicts = [about.verdict, *(label.verdict for label in about.further_labels.values())]
-    say(console, [each.sentence for each in verdicts if each])
+    say(console, [each.sentence for each in about.verdicts])
 
 
 def _json(result: AutotuneResult, answer: _Answer | None) -> dict[str, Any]:

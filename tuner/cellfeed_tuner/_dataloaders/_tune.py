@@ -28,7 +28,7 @@ from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._reports._progress import LiveDisplay
 from cellfeed_tuner._request import Request, check_numbers
 from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
-from cellfeed_tuner._results import Constraints, Dataset
+from cellfeed_tuner._results import Constraints, Dataset, LabelCensus
 from cellfeed_tuner._run import Run
 from cellfeed_tuner._searching._space import Space
 from cellfeed_tuner._subject import LoaderPlans, Tunable
@@ -174,12 +174,12 @@ def tune_dataloader(
             loader, timer, seconds, numbers,
             prefetch_factors=prefetch_factors, batch_sizes=batch_sizes, methods=methods,
         )  # fmt: skip
-        request = _request(loader, timer, grid, seconds, budget=budget, label=name, seed=seed)
+        request = _request(loader, timer, grid, seconds, budget=budget, seed=seed)
         run = Run(request=request, process=timer, budget=time_budget, on_progress=progress)
         run.prepare()
         run.start()
         run.search()
-        result = _completed(run.result(None), timer, loader, n_bytes)
+        result = _completed(run.result(None), timer, loader, label=name, memory_bytes=n_bytes)
     if verbose:
         _print(result)
     if run.interrupted:
@@ -388,7 +388,6 @@ def _request(
     seconds: float,
     *,
     budget: float,
-    label: str,
     seed: int,
 ) -> Request:
     subject, epoch = _Subject(loader), timer.epoch
@@ -403,7 +402,7 @@ def _request(
             loader=subject.name,
             paths=(),
             n_cells=epoch.n_rows or 0,
-            label=label,
+            labels={},
             batch_size=epoch.batch_size,
             unit=epoch.unit,
         ),
@@ -430,15 +429,18 @@ def _request(
 
 
 def _completed(
-    result: AutotuneResult, timer: LoaderTimer, loader: DataLoader[Any], memory_bytes: int
+    result: AutotuneResult,
+    timer: LoaderTimer,
+    loader: DataLoader[Any],
+    *,
+    label: str,
+    memory_bytes: int,
 ) -> AutotuneResult:
     """Return a result with what the timer knows."""
-    counts = list(timer.n_by_label.values())
-    dataset = replace(
-        result.dataset,
-        n_labels=len(counts),
-        label_entropy_bits=theory.entropy_bits(counts) if counts else 0.0,
-    )
+    if counts := list(timer.n_by_label.values()):
+        bits = theory.entropy_bits(counts)
+        census = LabelCensus(n_labels=len(counts), n_missing=0, label_entropy_bits=bits)
+        result = replace(result, dataset=replace(result.dataset, labels={label: census}))
     constraints, chosen = replace(result.constraints, memory_bytes=memory_bytes), result.recommended
     if chosen is not None:
         waiting = timer.waiting(chosen.configuration)
@@ -447,7 +449,7 @@ def _completed(
             constraints = replace(constraints, step_seconds=float(f"{step_seconds:.3g}"))
         reason = " ".join(filter(None, [chosen.reason, _gain(result, loader)]))
         chosen = replace(chosen, waiting=waiting, reason=reason)
-    return replace(result, dataset=dataset, constraints=constraints, recommended=chosen)
+    return replace(result, constraints=constraints, recommended=chosen)
 
 
 def _gain(result: AutotuneResult, loader: DataLoader[Any]) -> str:

@@ -25,7 +25,7 @@ from cellfeed_tuner._measuring._timing import (
     Started,
     TimingRequest,
 )
-from cellfeed_tuner._subject import LabelWithin, Tunable, label_codes, names_of
+from cellfeed_tuner._subject import Tunable, label_codes, names_of
 
 # Rounds after which a standalone measurement ends. Chosen: more rounds do not narrow an interval
 # that drifts with the machine.
@@ -116,7 +116,7 @@ class Measurement:
     first_minibatch_seconds: float | None = None
     round_reads: tuple[BytesRead, ...] = ()
     round_statistics: tuple[Statistics, ...] = ()
-    round_entropy_bits: Mapping[str | LabelWithin, tuple[float, ...]] = field(default_factory=dict)
+    round_entropy_bits: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     peak_memory_bytes: int = 0
     delivery_fault: str = ""
     sampled: tuple[DeliveredCell, ...] = ()
@@ -224,11 +224,8 @@ class Measurement:
         )
 
     @property
-    def entropy_bits(self) -> dict[str | LabelWithin, Estimate]:
-        """Mean entropy of delivered minibatches, of each label and each within another.
-
-        With its 95 % interval.
-        """
+    def entropy_bits(self) -> dict[str, Estimate]:
+        """Mean entropy of delivered minibatches, of each label, with its 95 % interval."""
         return {
             label: mean_with_interval(bits)
             for label, bits in self.round_entropy_bits.items()
@@ -301,7 +298,7 @@ def _joined(rounds: Sequence[Round]) -> Round:
     )
 
 
-def _entropies(findings: Sequence[Findings]) -> dict[str | LabelWithin, tuple[float, ...]]:
+def _entropies(findings: Sequence[Findings]) -> dict[str, tuple[float, ...]]:
     """Return entropies in the rounds that all ranks have, averaged over ranks."""
     n_rounds = min((len(bits) for each in findings for bits in each.entropies.values()), default=0)
     return {
@@ -324,7 +321,7 @@ def pooled(measurements: Sequence[Measurement]) -> Measurement:
         name: next(filter(None, (getattr(each, name) for each in measurements)), "")
         for name in ("delivery_fault", "failure")
     }
-    entropies = defaultdict[str | LabelWithin, tuple[float, ...]](tuple)
+    entropies = defaultdict[str, tuple[float, ...]](tuple)
     for each in measurements:
         for label, bits in each.round_entropy_bits.items():
             entropies[label] += bits

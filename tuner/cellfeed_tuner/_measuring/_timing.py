@@ -37,7 +37,7 @@ from cellfeed.machine import threads_per_process
 from cellfeed.stages import begin_with_requests, compiling_seconds, requests_under_way
 from cellfeed_tuner._configuration import Configuration
 from cellfeed_tuner._constants import MOST_ROUNDS_OF_REPLICATE, REMOTE_PREFETCH, REPLICATE_SECONDS
-from cellfeed_tuner._entropy import by_round, conditional_entropies_of, entropies_of
+from cellfeed_tuner._entropy import by_round, entropies_of
 from cellfeed_tuner._machine import (
     BytesRead,
     ProcessorTime,
@@ -55,7 +55,7 @@ from cellfeed_tuner._measuring._page_cache import (
 )
 from cellfeed_tuner._measuring._process import Finished, Request
 from cellfeed_tuner._ranks import Ranks
-from cellfeed_tuner._subject import LabelWithin, Selected, Tunable
+from cellfeed_tuner._subject import Selected, Tunable
 
 # Distance between the first epochs of two measurements. Chosen: no measurement runs through as
 # many, so each reads different rows.
@@ -153,8 +153,6 @@ class TimingRequest(Request):
 
     Parameters
     ----------
-    given
-        Another obs column, within whose values the entropy of the first label is also computed.
     least_rounds, most_rounds, seconds
         Counted rounds. Measuring stops when they took so many seconds, if it has the least. One
         round is always read.
@@ -177,7 +175,6 @@ class TimingRequest(Request):
     most_rounds: int = MOST_ROUNDS_OF_REPLICATE
     seconds: float = REPLICATE_SECONDS
     number: int = 0
-    given: str | None = None
     step_seconds: float = 0.0
     step: Step | None = None
     strategy: SamplingStrategy | None = None
@@ -186,11 +183,6 @@ class TimingRequest(Request):
     ranks: Ranks = field(default_factory=Ranks)
     rank: int = 0
     pace: Pace = field(default_factory=Pace)
-
-    @property
-    def all_labels(self) -> tuple[str, ...]:
-        """The labels, and ``given``."""
-        return (*self.labels, *([] if self.given is None else [self.given]))
 
     @property
     def cells_per_round(self) -> int:
@@ -305,7 +297,7 @@ class Findings:
     fault: str = ""
     n_requests: int = 0
     cells: tuple[DeliveredCell, ...] = ()
-    entropies: Mapping[str | LabelWithin, NDArray[np.float64]] = field(default_factory=dict)
+    entropies: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     compiling_seconds: float = 0.0
 
 
@@ -395,17 +387,10 @@ class Session:
 
     def _entropies(
         self, codes: Mapping[str, NDArray[np.integer]]
-    ) -> dict[str | LabelWithin, NDArray[np.float64]]:
+    ) -> dict[str, NDArray[np.float64]]:
         """Return entropies in each round, over labels of shape (n_minibatches, batch_size)."""
-        request, found = self._request, dict[str | LabelWithin, NDArray[np.float64]]()
-        if codes:
-            found |= {name: entropies_of(codes[name]) for name in request.labels}
-        if codes and request.given is not None:
-            first = request.labels[0]
-            within = conditional_entropies_of(codes[first], codes[request.given])
-            found[LabelWithin(first, request.given)] = within
-        n = request.configuration.minibatches_per_round
-        return {label: by_round(bits, n) for label, bits in found.items()}
+        n = self._request.configuration.minibatches_per_round
+        return {label: by_round(entropies_of(each), n) for label, each in codes.items()}
 
     def _length(self) -> int:
         """Return how many whole minibatches an epoch has."""
@@ -464,7 +449,7 @@ class DatasetSession(Session):
             configuration.fetches_per_round
         )
         self.num_function_threads = self._dataset.transform_threads
-        self._came = Delivered(request.all_labels)
+        self._came = Delivered(request.labels)
 
     def begin_epoch(self) -> Any:
         """Return the loader of one more epoch, with new workers."""
@@ -504,7 +489,7 @@ class DatasetSession(Session):
         if came.last is not None and not fault and not self._dataset.transform:
             fault = self._wrong_dtype(came.last)
         if came.last is not None and not fault and not self._dataset.transform:
-            cells = sampled_cells(came.last, request.all_labels, seed=request.number)
+            cells = sampled_cells(came.last, request.labels, seed=request.number)
         return Findings(
             fault=fault,
             n_requests=requests_under_way(),

@@ -12,7 +12,15 @@ from rich.text import Text
 from cellfeed.console import format_bytes
 from cellfeed_tuner import _constants, _interval
 from cellfeed_tuner._bottleneck import microseconds
-from cellfeed_tuner._interval import interval, is_unknown, times
+from cellfeed_tuner._configuration import Configuration
+from cellfeed_tuner._interval import (
+    Estimate,
+    interval,
+    is_undecided,
+    is_unknown,
+    quotient,
+    times,
+)
 from cellfeed_tuner._reports import report_console, say
 from cellfeed_tuner._result import AutotuneResult
 from cellfeed_tuner._results import STATUS_MEANINGS, ConfigurationResult
@@ -56,11 +64,8 @@ def figures_of(result: AutotuneResult, each: ConfigurationResult) -> dict[str, s
     if predicted := result.predicted(each):
         shown = f"{interval(predicted)} (predicted)"
     figures = {f"{result.dataset.unit}/s [95 % interval]": shown}
-    bits: dict[str, Any] = {**result.entropies(each)}
-    if within := each.conditional_entropy_bits:
-        bits[f"{result.dataset.label} within {within.given}"] = within
-    for name, found in bits.items():
-        (figures[f"entropy of {name} / random"],) = in_words("share", found)
+    for name, found in each.labels.items():
+        (figures[f"entropy of {name} / random"],) = in_words("share", found.entropy_bits)
     return figures | {"memory": megabytes(memory) if memory else "unknown"}
 
 
@@ -69,7 +74,6 @@ def cells_of(result: AutotuneResult, each: ConfigurationResult) -> dict[str, str
     names = dict.fromkeys(name for one in result.configurations for name in one.configuration)
     why = in_words("why_not", result, each) + [each.note] * bool(each.note)
     ratio = each.relative
-    verdicts = [each.verdict, *(label.verdict for label in each.further_labels.values())]
     return (
         {
             name.removeprefix("num_").replace("_", " "): str(each.configuration.get(name, ""))
@@ -78,10 +82,44 @@ def cells_of(result: AutotuneResult, each: ConfigurationResult) -> dict[str, str
         | figures_of(result, each)
         | {
             "times recommended": times(ratio) if ratio and not is_unknown(ratio) else "unknown",
-            "verdict": ", ".join(verdict.kind for verdict in verdicts if verdict),
+            "verdict": ", ".join(verdict.kind for verdict in each.verdicts),
             "outcome": ": ".join(why),
         }
     )
+
+
+_Ratio = tuple[Configuration, Estimate]
+
+
+def compared(result: AutotuneResult) -> list[_Ratio]:
+    """Return what the choice was compared with, each with its throughput relative to it."""
+    chosen = result.recommended
+    return [
+        (each.configuration, quotient(Estimate(1.0, 1.0, 1.0), each.ratio))
+        for each in (chosen.rivals if chosen else ())
+    ]
+
+
+def undecided(result: AutotuneResult) -> list[_Ratio]:
+    """Return those of which it is open whether they are faster, the closest first.
+
+    Without any comparison, those that were timed and meet the constraints, unless what was not
+    timed is probably faster still.
+    """
+    chosen, asked, found = result.recommended, result.constraints, compared(result)
+    is_timed = chosen is not None and chosen.basis == "timed" and not chosen.may_be_surpassed
+    if is_timed and asked.need_cells_per_second is None:
+        found = [
+            (each.configuration, each.relative)
+            for each in result.configurations
+            if each is not result.chosen
+            and each.cells_per_second is not None
+            and each.relative is not None
+            and asked.mixes(each.share_of_random)
+            and (each.peak_memory_bytes or 0) <= asked.memory_bytes
+        ]
+        found.sort(key=lambda each: -each[1].value)
+    return [each for each in found if is_undecided(each[1])]
 
 
 _TEMPLATES = jinja2.Environment(
@@ -94,11 +132,13 @@ _TEMPLATES = jinja2.Environment(
 _TEMPLATES.globals.update(
     STATUS_MEANINGS=STATUS_MEANINGS,
     bytes=format_bytes,
+    compared=compared,
     constants=_constants,
     in_words=in_words,
     intervals=_interval,
     megabytes=megabytes,
     microseconds=microseconds,
+    undecided=undecided,
 )
 _TEMPLATES.filters.update(
     counted=lambda values: Counter(values).most_common(),
@@ -118,7 +158,7 @@ def fastest_below_floor(result: AutotuneResult) -> ConfigurationResult | None:
             (each.relative.value, each)
             for each in result.configurations
             if each.relative is not None
-            and not asked.mixes(each.least_mixed.share_of_random)
+            and not asked.mixes(each.share_of_random)
             and (each.status == "below entropy floor" or each.cells_per_second is not None)
             and (each.peak_memory_bytes or 0) <= asked.memory_bytes
         ]
@@ -157,10 +197,7 @@ def sentences(result: AutotuneResult) -> list[_Said]:
 
 def _rank_of_rivals(result: AutotuneResult) -> int:
     chosen = result.recommended
-    is_undecided = chosen and (
-        chosen.may_be_surpassed or any(each.is_undecided for each in chosen.rivals)
-    )
-    return 1 if is_undecided else 3
+    return 1 if undecided(result) or (chosen and chosen.may_be_surpassed) else 3
 
 
 def print_report(result: AutotuneResult, saved_as: Path, *, to_stderr: bool = False) -> None:
@@ -208,7 +245,7 @@ def code_to_paste(result: AutotuneResult, saved_as: Path) -> str:
             "from cellfeed_tuner import Configuration\n\n"
             f"loader = {dataset.loader}(...).open({configuration})"
         )
-    labels, selection = dataset.labels, dataset.selection
+    labels, selection = list(dataset.labels), dataset.selection
     columns = [*labels, *(strategy.columns if strategy else ())]
     files = list(folder_of(dataset.paths))
     arguments = f"{(files if files[1:] else files[0])!r}, obs={list(dict.fromkeys(columns))!r}"

@@ -16,7 +16,6 @@ from cellfeed_tuner._constants import (
     MOST_ROUNDS_OF_REPLICATE,
     REPLICATE_SECONDS,
 )
-from cellfeed_tuner._interval import Estimate
 from cellfeed_tuner._machine import OtherPrograms
 from cellfeed_tuner._measuring._delivery import DeliveredCell
 from cellfeed_tuner._measuring._measurement import Measurement, measure_with, pooled
@@ -26,7 +25,6 @@ from cellfeed_tuner._measuring._timing import MakeDataset, Step, TimingRequest
 from cellfeed_tuner._ranks import Ranks
 from cellfeed_tuner._results import ConfigurationResult, EntropyBits, LabelResult, Status
 from cellfeed_tuner._searching._model import Replicate
-from cellfeed_tuner._subject import LabelWithin
 from cellfeed_tuner._time_budget import Progress, TimeBudget, silent
 
 # How many times its limit a round takes that did not end within it. Chosen.
@@ -45,8 +43,6 @@ class _Taken(NamedTuple):
 @dataclass(slots=True, kw_only=True)
 class Measurements:
     """Times configurations, and keeps the results, replicate by replicate.
-
-    Entropy is measured of each label, and of the first one within ``given``; see `autotune`.
 
     Attributes
     ----------
@@ -71,7 +67,6 @@ class Measurements:
     cache: CacheState
     seed: int
     budget: TimeBudget
-    given: str | None = None
     on_progress: Progress = silent
     make_dataset: MakeDataset = CellDataset
     step: Step | None = None
@@ -102,12 +97,6 @@ class Measurements:
     def __getitem__(self, configuration: Configuration) -> Measurement:
         """Return all replicates of a configuration as one measurement."""
         return pooled([each.found for each in self._taken[configuration]])
-
-    def entropy_within(self, configuration: Configuration) -> Estimate | None:
-        """Return the entropy of the first label within the other; None where there is none."""
-        if self.given is None or configuration not in self:
-            return None
-        return self[configuration].entropy_bits.get(LabelWithin(self.labels[0], self.given))
 
     def n_turns(self, configuration: Configuration, other: Configuration | None = None) -> int:
         """Return in how many turns a configuration was timed beside others, or beside another."""
@@ -209,7 +198,6 @@ class Measurements:
             configuration=configuration,
             batch_size=self.batch_size,
             labels=self.labels,
-            given=self.given,
             cache=self.cache,
             seed=self.seed,
             least_rounds=least_rounds,
@@ -249,7 +237,12 @@ class Measurements:
     ) -> ConfigurationResult:
         """Return what was measured of a configuration, with each label's entropy in order."""
         found = self[configuration]
-        bits = {n: replace(e, measured=found.entropy_bits.get(n)) for n, e in entropies.items()}
+        # What nothing is expected of is expected as it was delivered.
+        delivered = {n: EntropyBits(expected=e, random=0.0) for n, e in found.entropy_bits.items()}
+        bits = {
+            name: replace(each, measured=found.entropy_bits.get(name))
+            for name, each in (delivered | dict(entropies)).items()
+        }
         return replace(
             untimed(configuration, bits, "timed"),
             status=found.status,
@@ -297,12 +290,10 @@ def untimed(
     status: Status,
     note: str = "",
 ) -> ConfigurationResult:
-    """Return what is known of a configuration without timing it, the first label first."""
-    first, *others = entropies
+    """Return what is known of a configuration without timing it."""
     return ConfigurationResult(
         configuration=configuration,
         status=status,
         note=note,
-        entropy_bits=entropies[first],
-        further_labels={each: LabelResult(entropy_bits=entropies[each]) for each in others},
+        labels={name: LabelResult(entropy_bits=each) for name, each in entropies.items()},
     )

@@ -512,7 +512,7 @@ class Search:
         """
         is_planned, timed = self.requirements.is_planned, results
         if not is_planned:  # a stopped measurement has no entropy
-            timed = [each for each in results if each.entropy_bits.measured is not None]
+            timed = [each for each in results if each.is_entropy_measured]
         choice = choose(timed, self.requirements.constraints, self.ordering)
         # Mixing of other loaders is unknown before they are measured.
         if is_planned or choice is None:
