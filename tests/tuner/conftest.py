@@ -34,7 +34,7 @@ from cellfeed_tuner import (
     StorageOrder,
     Verdict,
 )
-from cellfeed_tuner._history import Asked, EarlierRun, Key, fingerprint, record
+from cellfeed_tuner._history import EarlierRun, Key, RunSettings, fingerprint, record
 from cellfeed_tuner._history import cache_folder as folder_of_runs
 from cellfeed_tuner._interval import quotient
 from cellfeed_tuner._machine import BytesRead, Cpu, Memory, Platform, Storage
@@ -69,7 +69,7 @@ def earlier_run():
             versions=fingerprint({"cellfeed": versions}),
         )
         n_ranks = changes.pop("n_ranks", 1)
-        asked = Asked(
+        settings = RunSettings(
             labels=changes.pop("labels", ["plate"]),
             batch_size=changes.pop("batch_size", 64),
             cache=changes.pop("cache", "cold"),
@@ -86,7 +86,7 @@ def earlier_run():
             configuration: tuple(cost * factor for factor in (0.99, 1.01) * 2)
             for configuration, cost in costs.items()
         }
-        return EarlierRun(key=key, asked=asked, choice=choice, trials=trials, **facts)
+        return EarlierRun(key=key, settings=settings, choice=choice, trials=trials, **facts)
 
     return make
 

@@ -77,7 +77,7 @@ class TestStudies:
         assert study.best_params == {"block_size": 64, "fetch_factor": 16, "num_workers": 0}
         assert study.best_value == pytest.approx(1e-5)
         assert tuple(study.best_trial.intermediate_values.values()) == run.trials[FAST]
-        assert {"asked", "began", "choice"} <= set(study.user_attrs["run"])
+        assert {"settings", "began", "choice"} <= set(study.user_attrs["run"])
         keep(tmp_path / "all", run)
         study = self.study_in(tmp_path / "all")
         pytest.importorskip("matplotlib").use("agg")
@@ -123,7 +123,7 @@ class TestStudies:
 
     def test_a_damaged_study_does_not_hide_the_others(self, run, keep, tmp_path, caplog):
         keep(tmp_path, run)
-        self.study_in(tmp_path).set_user_attr("run", {"asked": {}})
+        self.study_in(tmp_path).set_user_attr("run", {"settings": {}})
         keep(tmp_path, run)
         assert read_runs(tmp_path) == [run]
         (said,) = (each for each in caplog.records if each.name.startswith("cellfeed_tuner"))
@@ -142,7 +142,7 @@ class TestStudies:
         run = earlier_run(COSTS, world_size=2)
         keep(tmp_path, run)
         assert read_runs(tmp_path) == [run]
-        assert str(run.asked.ranks) == "1 of 2 ranks"
+        assert str(run.settings.ranks) == "1 of 2 ranks"
 
     @pytest.mark.process
     def test_processes_may_write_at_the_same_time(self, run, keep, tmp_path):

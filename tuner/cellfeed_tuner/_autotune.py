@@ -22,7 +22,7 @@ from cellfeed_tuner._result import AutotuneInterrupted, AutotuneResult
 from cellfeed_tuner._run import Run
 from cellfeed_tuner._subject import Tunable
 from cellfeed_tuner._time_budget import Progress, TimeBudget, silent
-from cellfeed_tuner._together import tuned_once
+from cellfeed_tuner._together import on_rank_zero
 
 if TYPE_CHECKING:  # it loads Optuna
     import optuna
@@ -184,7 +184,7 @@ def autotune(
     return tuned(subject, **settings | {"budget": TimeBudget(budget)})
 
 
-@tuned_once
+@on_rank_zero
 def tuned(
     subject: Collection | Tunable,
     *,

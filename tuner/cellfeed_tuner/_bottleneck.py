@@ -12,11 +12,11 @@ from cellfeed_tuner._interval import Estimate, mean_with_interval
 if TYPE_CHECKING:  # it loads PyTorch
     from cellfeed import Statistics
 
-# Smallest share of the time for a stage to be called the bottleneck. Chosen.
+# Smallest share of the time for a stage to be called the bottleneck.
 LEAST_SAVING = 0.15
-# Share of its time that training may wait for a loader that is called fast enough. Chosen.
+# Share of its time that training may wait for a loader that is called fast enough.
 MUCH_WAITING = 0.01
-# If the stages explain less or more than these shares of the time, they explain it badly. Chosen.
+# If the stages explain less or more than these shares of the time, they explain it badly.
 LEAST_ACCOUNTED, MOST_ACCOUNTED = 0.7, 1.4
 
 # Stages of `cellfeed.Statistics`, which documents them, and the training step.

@@ -44,16 +44,16 @@ LOOKING_SHARE = 0.04
 # it once in 10,000 times, so about 1 % of grids of 100 configurations get a false alarm.
 BEYOND_CHANCE = 3.8906
 # Smallest share of the processors taken by other programs, and smallest share of an epoch that its
-# start takes, that are worth mentioning. Chosen.
+# start takes, that are worth mentioning.
 LEAST_BUSY_SHARE, MUCH_START = 0.1, 0.05
 
 # What is measured next, and what leaves the race
 
-# Probability of being the best below which a configuration leaves the race. Chosen.
+# Probability of being the best below which a configuration leaves the race.
 LEAST_CHANCE = 0.05
-# Fewest turns for a decision. Chosen.
+# Fewest turns for a decision.
 LEAST_TURNS = 4
-# A replicate is stopped at the end of the budget, but not before this many seconds. Chosen.
+# A replicate is stopped at the end of the budget, but not before this many seconds.
 LEAST_LIMIT_LEFT = 0.5
 # Least seconds for measuring the choice without a break. Chosen: several times as long as a
 # replicate, so that a loader that slows down is noticed.

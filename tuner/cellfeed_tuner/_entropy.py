@@ -24,7 +24,7 @@ from cellfeed_tuner._interval import Estimate, mean_with_interval
 # other.
 LEAST_FETCHES = 16
 # Epochs of which parts are replayed for a large collection, parts of each, and most epochs that are
-# replayed for a small one. Chosen.
+# replayed for a small one.
 EPOCHS_OF_PARTS, PARTS_OF_EPOCH, MOST_EPOCHS = 16, 16, 256
 
 # Replaying a plan: the rows of its minibatches, without reading data.

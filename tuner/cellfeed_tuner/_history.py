@@ -73,7 +73,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RunSettings:
     """What a run measured: ``cache`` is the state of the page cache that was found."""
 
     labels: Sequence[str]
@@ -82,7 +82,7 @@ class Asked:
     dense: bool = False
     ranks: Ranks = field(default_factory=Ranks)
 
-    def is_like(self, other: "Asked") -> bool:
+    def is_like(self, other: "RunSettings") -> bool:
         """Return whether both runs measure the same thing; labels do not matter to throughput."""
         mine, theirs = (
             (each.batch_size, each.cache, each.dense, each.ranks) for each in (self, other)
@@ -107,7 +107,7 @@ class EarlierRun:
     """
 
     key: Key
-    asked: Asked
+    settings: RunSettings
     began: str
     path: str
     choice: Configuration | None

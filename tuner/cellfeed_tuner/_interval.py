@@ -12,7 +12,7 @@ CONFIDENCE = 0.95
 # Prior spread of replicates on a machine that does little else, and its weight in degrees of
 # freedom. Chosen: replicates of one configuration soon outweigh it.
 USUAL_SPREAD, USUAL_FREEDOM = 0.05, 2.0
-# A ratio is unknown if its interval is wider than this factor on both sides. Chosen.
+# A ratio is unknown if its interval is wider than this factor on both sides.
 UNKNOWN_TIMES = 2
 
 

@@ -42,25 +42,25 @@ from cellfeed_tuner._subject import Selected
 from cellfeed_tuner._time_budget import Progress, TimeBudget
 
 if TYPE_CHECKING:  # they load Optuna
-    from cellfeed_tuner._history import Asked, Key
+    from cellfeed_tuner._history import Key, RunSettings
 
 # Seconds and rounds for timing a user's training step. Chosen: as long as two replicates.
 STEP_SECONDS, STEP_LEAST_ROUNDS = 1.0, 4
 # Shares of the budget: for finding the bottleneck, and for choosing the prefetch depth of a
-# server. Chosen.
+# server.
 EXPLAIN_SHARE, PREFETCH_SHARE = 0.1, 0.35
-# Most seconds for reading delivered cells again from their files. Chosen.
+# Most seconds for reading delivered cells again from their files.
 COMPARING_SECONDS = 2.0
-# If less of the budget is left for measuring, it has the time for pictures too. Chosen.
+# If less of the budget is left for measuring, it has the time for pictures too.
 LEAST_SEARCH_SHARE = 0.25
 # Most seconds for compiling, on first use. Chosen: five times what it takes.
 MOST_COMPILING_SECONDS = 60.0
-# Share of the budget after which entropies are computed over fewer rows. Chosen.
+# Share of the budget after which entropies are computed over fewer rows.
 REPLAY_SHARE = 0.25
 # Most cells of which obs columns that were not opened are read. Chosen: text takes some 50 bytes.
 MOST_CELLS_OF_OTHERS = 5_000_000
 
-# Prefetch depths, in fetches, to measure for files on servers. Chosen.
+# Prefetch depths, in fetches, to measure for files on servers.
 PREFETCHES = (1, 2, 4, 8, 16)
 # Most bytes in flight from a server. Source: `cellfeed.CellDataset`.
 MOST_BYTES_PREFETCHED = 256 << 20
@@ -90,7 +90,7 @@ class Run:
     _order: StorageOrder | None = field(init=False)
     _found_cache: CacheState | Literal["unknown"] = field(init=False)
     _key: "Key | None" = field(default=None, init=False)
-    _asked: "Asked" = field(init=False)
+    _settings: "RunSettings" = field(init=False)
     _search: Search = field(init=False)
     _recommended: Recommended | None = field(default=None, init=False)
     _bottleneck: Bottleneck | None = field(default=None, init=False)
@@ -127,7 +127,7 @@ class Run:
 
         request = self.request
         self._key = _fingerprints.key_of(selected, request.labels[0].name, self._machine)
-        self._asked = _history.Asked(
+        self._settings = _history.RunSettings(
             labels=[each.name for each in request.labels],
             batch_size=request.batch_size,
             cache=self._found_cache,
@@ -245,7 +245,7 @@ class Run:
             "data": key.data.digest,
             "machine": key.machine.digest,
             "versions": key.versions.digest,
-            **to_plain(self._asked),
+            **to_plain(self._settings),
             "seed": request.seed,
             "grid": [dict(each) for each in self.request.grid],
         }
@@ -546,7 +546,7 @@ class Run:
 
         run = _history.EarlierRun(
             key=self._key,
-            asked=self._asked,
+            settings=self._settings,
             began=self._date.astimezone(UTC).isoformat(timespec="milliseconds"),
             path=self.request.dataset.paths[0],
             choice=None if recommended is None else recommended.configuration,

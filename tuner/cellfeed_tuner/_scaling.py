@@ -21,9 +21,9 @@ from cellfeed_tuner._measuring._measurement import Measurement, pooled
 from cellfeed_tuner._measuring._page_cache import CacheState
 from cellfeed_tuner._ranks import FedRanks, Limit, Ranks, Scaling
 
-# Share of the budget for measuring one and two ranks. Chosen.
+# Share of the budget for measuring one and two ranks.
 SCALING_SHARE = 0.35
-# Turns of one rank and two: before ranks with a training step are timed, and in all. Chosen.
+# Turns of one rank and two: before ranks with a training step are timed, and in all.
 FIRST_SCALING_TURNS, MOST_SCALING_TURNS = 2, 4
 # Two ranks share something that is saturated if together they deliver less than this share of
 # twice what one delivers. Chosen: beyond the noise of two replicates.
@@ -31,12 +31,12 @@ SHARED_SHARE = 0.9
 # Processors are saturated if this share of them is busy. Chosen: rounds begin and end with waiting.
 SATURATED_SHARE = 0.85
 # Processors are saturated as well if a quarter of them is busy, and threads wait for one for this
-# share of the time that they run. Chosen.
+# share of the time that they run.
 WAITING_SHARE = 0.5
 # Memory is what ranks share if half of the processors are busy, and a cell takes this many times
 # the processor time beside another rank. Chosen: beyond the noise of two replicates.
 SLOWED_TIMES = 1.2
-# Loading keeps up with training if its utilization is predicted to be at least this. Chosen.
+# Loading keeps up with training if its utilization is predicted to be at least this.
 KEPT_UP = 0.99
 
 _N_NEW = 2  # rounds that do not count, at most

@@ -15,7 +15,7 @@ from typing import Literal
 from cellfeed_tuner._bottleneck import Bottleneck, StageName
 from cellfeed_tuner._configuration import Configuration
 
-# Smallest speedup from other storage that is worth mentioning. Chosen.
+# Smallest speedup from other storage that is worth mentioning.
 LEAST_SPEEDUP = 1.2
 # Time of `preshuffle`, as a multiple of reading and encoding each cell once. Chosen: above the
 # conversions that `bench/compare/advice.py` compares it with.

@@ -39,7 +39,7 @@ MOST_DRAWS = 1 << 22
 # Draws of several epochs where one has fewer. Chosen: frequencies are then known to 0.1 %.
 _LEAST_DRAWS = 1 << 18
 # Fewest cells per value, on average, for values to be labels and not identifiers; and, for
-# fractions, to be labels and not a quantity. Chosen.
+# fractions, to be labels and not a quantity.
 LEAST_CELLS_PER_LABEL, LEAST_CELLS_PER_FRACTION = 2, 10
 
 # The description of any loader, from which the tuner chooses its settings.

@@ -13,9 +13,9 @@ LEAST_OVERTIME_SECONDS, OVERTIME_SHARE = 2.0, 0.05
 START_SHARE = 0.5
 # Seconds from the last measurement to the end, if nothing but the answer is written (measured), or
 # this share of the time before the first measurement, since both grow with the load; and the most
-# of a short budget that is reserved for it. Chosen.
+# of a short budget that is reserved for it.
 ANSWER_SECONDS, ANSWER_SHARE_OF_START, ANSWER_SHARE = 1.0, 0.1, 0.1
-# A replicate is stopped after this share of the budget, but not before this many seconds. Chosen.
+# A replicate is stopped after this share of the budget, but not before this many seconds.
 LIMIT_SHARE, LEAST_REPLICATE_LIMIT_SECONDS = 0.25, 5.0
 
 

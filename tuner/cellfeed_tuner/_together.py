@@ -31,7 +31,7 @@ JOIN_SECONDS = 300.0
 # `POLL_SECONDS`, on a machine that may be busy.
 ANSWER_SECONDS, POLL_SECONDS = 20.0, 0.05
 # How long a rank tries at a time to reach the store of the first; meanwhile it cannot be
-# interrupted. Chosen.
+# interrupted.
 CONNECT_SECONDS = 5.0
 # How long other ranks wait at most, beyond the budget and its overtime; and if it is refused.
 OTHER_SECONDS, LONGEST_SECONDS = 2 * JOIN_SECONDS, 1e6
@@ -42,7 +42,7 @@ Message = Mapping[str, Any]
 P = ParamSpec("P")
 
 
-def tuned_once(tune: Callable[P, AutotuneResult]) -> Callable[P, AutotuneResult]:
+def on_rank_zero(tune: Callable[P, AutotuneResult]) -> Callable[P, AutotuneResult]:
     """Have only the first of several ranks call a function, and all ranks return its result.
 
     If ``ranks`` is given, this process is the only one.

@@ -20,7 +20,7 @@ def show(*, as_json: bool) -> None:
     """List the last run of each kind, newest first; see `show_command`."""
     folder = cache_folder()
     all_runs = read_runs(folder)
-    last_of_kind = {(run.key.name, str(run.asked)): run for run in all_runs}
+    last_of_kind = {(run.key.name, str(run.settings)): run for run in all_runs}
     runs = sorted(last_of_kind.values(), key=lambda run: run.began, reverse=True)
     compared = [_before(run, all_runs) for run in runs]
     if as_json:
@@ -57,7 +57,7 @@ def _before(run: EarlierRun, runs: Sequence[EarlierRun]) -> tuple[EarlierRun, Es
     """
     for each in reversed(runs):
         is_same = (each.key.data, each.key.machine) == (run.key.data, run.key.machine)
-        if each.began < run.began and is_same and each.asked.is_like(run.asked):
+        if each.began < run.began and is_same and each.settings.is_like(run.settings):
             speed, before = run.cells_per_second, each.cells_per_second
             if speed is not None and before is not None:
                 return each, quotient(speed, before)
@@ -78,14 +78,14 @@ def _than_before(run: EarlierRun, compared: tuple[EarlierRun, Estimate]) -> str:
 
 
 def _cells(run: EarlierRun) -> tuple[str, str, str, str]:
-    asked, data, machine = run.asked, run.key.data.facts, run.key.machine.facts
+    settings, data, machine = run.settings, run.key.data.facts, run.key.machine.facts
     disks = ", ".join(each["file_system"] or "unknown" for each in machine["storage"])
-    ranks = f", {asked.ranks}" if asked.ranks.n_total > 1 else ""
+    ranks = f", {settings.ranks}" if settings.ranks.n_total > 1 else ""
     files = "1 file" if data["n_files"] == 1 else f"{data['n_files']} files"
     dataset = (
         f"{run.path}, {files}: {data['n_cells']:,} cells x {data['n_vars']:,} genes, "
-        f"{format_bytes(data['bytes_on_disk'])}; {', '.join(asked.labels)}, "
-        f"{'dense ' * asked.dense}minibatches of {asked.batch_size}, {asked.cache}{ranks}"
+        f"{format_bytes(data['bytes_on_disk'])}; {', '.join(settings.labels)}, "
+        f"{'dense ' * settings.dense}minibatches of {settings.batch_size}, {settings.cache}{ranks}"
     )
     computer = (
         f"{machine['cpu'] or 'unknown'}, {machine['usable_cores']:g} cores, "

@@ -38,9 +38,9 @@ from cellfeed_tuner._time_budget import TimeBudget, silent
 # out minibatches of different duration.
 DEFAULT_PREFETCH_FACTORS = (2, 8)
 # Most workers by default, and how many for each core: reading may wait, for a disk or a network,
-# rather than compute. Chosen.
+# rather than compute.
 MOST_WORKERS, WORKERS_PER_CORE = 32, 2
-# Most seconds of the first look, and the share of the budget that it may take. Chosen.
+# Most seconds of the first look, and the share of the budget that it may take.
 LOOK_SECONDS, LOOK_SHARE = 5.0, 0.2
 # How long workers take to start, about, and how many times as long an epoch must be for that not
 # to matter. Measured: forking takes 0.1 s; else, each worker imports PyTorch.

@@ -302,7 +302,7 @@ class Findings:
 
 
 # An epoch is long if it has this many times the rounds at its start, which are requested from a
-# server or go into new memory. Chosen.
+# server or go into new memory.
 LONG_EPOCH = 3
 # The same for epochs read by worker processes, which are restarted in each epoch. Chosen: what is
 # left out would change throughput by a few percent.

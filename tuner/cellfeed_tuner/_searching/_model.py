@@ -20,17 +20,17 @@ CLEARLY_FASTER = 0.05
 # which they are drawn. Chosen: a probability of 5 % is then known to 1 %.
 N_DRAWS, MOST_DRAWN = 512, 128
 # Standard deviation of the logarithm of the time unit, about which nothing is known; and of what
-# other settings than the sizes and the workers change. Chosen.
+# other settings than the sizes and the workers change.
 ANY_SCALE, BY_OTHERS = 3.0, 0.3
 # How much less a cell costs with each doubling of the block size, and of the fetch factor, before
 # anything is timed. Chosen: less than from 64 to 256 in any recorded grid; smaller sizes cost more.
 BY_DOUBLING = 0.05
-# A doubling of workers changes as much as this part of one of a size. Chosen.
+# A doubling of workers changes as much as this part of one of a size.
 WORKER_DOUBLING = 0.5
-# The parameters are fitted again when there are so many times as many replicates. Chosen.
+# The parameters are fitted again when there are so many times as many replicates.
 FIT_AGAIN = 1.1
 # Values of a parameter that a fit tries, in standard deviations of the prior from its median, and
-# how often it tries each parameter. Chosen.
+# how often it tries each parameter.
 TRIED, PASSES = np.arange(-3.0, 3.1, 0.5), 2
 # Added to variances, so that matrices are invertible.
 JITTER = 1e-9

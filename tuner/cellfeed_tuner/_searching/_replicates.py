@@ -27,7 +27,7 @@ from cellfeed_tuner._results import ConfigurationResult, EntropyBits, LabelResul
 from cellfeed_tuner._searching._model import Replicate
 from cellfeed_tuner._time_budget import Progress, TimeBudget, silent
 
-# How many times its limit a round takes that did not end within it. Chosen.
+# How many times its limit a round takes that did not end within it.
 BEYOND_LIMIT = 1.5
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # they load Optuna
 
 # Share of the budget until which pairs of sizes are timed once. Chosen: the rest is for comparing.
 PROFILE_SHARE = 0.5
-# Pairs that are timed however little of the budget they leave. Chosen.
+# Pairs that are timed however little of the budget they leave.
 FEWEST_TIMED = 3
 # Times as long as alone, from which on a machine is busy. Chosen: half of the processors are taken.
 BUSY_SLOWDOWN = 2.0
@@ -42,22 +42,21 @@ BUSY_SLOWDOWN = 2.0
 MAY_BE_BEST, MOST_SHARE, MOST_OF_OTHERS_SHARE = 0.01, 0.25, 0.05
 # Most rivals of a turn. Chosen: more of them would seldom meet the leader.
 MOST_RIVALS = 2
-# Pairs of sizes replayed from a large space if no known pair mixes well enough. Chosen.
+# Pairs of sizes replayed from a large space if no known pair mixes well enough.
 MOST_REPLAYED = 6
 # Share of the budget until which nearly feasible configurations are timed if none is feasible.
-# Chosen.
 SURVEY_UNTIL = 0.8
-# Share of the budget until which turns run if a training step is measured afterwards. Chosen.
+# Share of the budget until which turns run if a training step is measured afterwards.
 TURNS_UNTIL_WITH_STEP = 0.75
 # Share of the budget for measuring the choice without a break, which is done if the search has so
-# many times as much, and if at least the last share of it is left. Chosen.
+# many times as much, and if at least the last share of it is left.
 SUSTAINED_SHARE, LONG_BUDGETS, SUSTAINED_LEFT = 0.08, 4.0, 0.6
 # A first timing is stopped after this share of the budget until one has delivered, but not before
 # so many seconds. Chosen: the speed of the disk is unknown then.
 FIRST_LIMIT_SHARE, LEAST_FIRST_LIMIT_SECONDS = 0.125, 3.0
 # Expected throughput before anything is timed. Chosen: what a slow disk gives with large fetches.
 UNKNOWN_CELLS_PER_SECOND = 5000.0
-# Seconds beyond the expected time after which a loop with a training step is stopped. Chosen.
+# Seconds beyond the expected time after which a loop with a training step is stopped.
 SLACK_SECONDS = 1.0
 # A loader has slowed down if the second half of a long measurement has less than this share of the
 # throughput that was expected. Chosen: beyond the noise of a busy machine.

@@ -17,7 +17,7 @@ from cellfeed_tuner._searching._space import are_sizes
 # One-sided p-value of Wilcoxon's signed rank test below which a configuration leaves the race.
 # Chosen: it takes four turns, all of which it loses.
 PRUNED_BELOW = 0.1
-# How often a user's sampler is asked for a configuration that can be timed. Chosen.
+# How often a user's sampler is asked for a configuration that can be timed.
 MOST_ASKED = 32
 
 
