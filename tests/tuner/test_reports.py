@@ -95,6 +95,7 @@ def check_terminal(result):
         assert said.startswith("No configuration is feasible. ")
     else:
         assert said.startswith(f"Recommended: {result.recommended.settings} ")
+        assert result.recommended.reason in said
         assert "CellDataset.from_autotune(" in said
 
 

@@ -191,15 +191,15 @@ def tuned(
     budget: TimeBudget,
     process: MeasuringProcess | None = None,
     request: Request | None = None,
-    **given: Any,
+    **options: Any,
 ) -> AutotuneResult:
     """Do what `autotune` does, within a budget and in a process that may have begun before.
 
     ``request`` is what was made of the same arguments, if they were checked before.
     """
-    settings = {name: each.default for name, each in _PARAMETERS.items()} | given
+    settings = {name: each.default for name, each in _PARAMETERS.items()} | options
     if request is None:
-        request = request_of(subject, given | {"budget": budget.seconds})
+        request = request_of(subject, options | {"budget": budget.seconds})
     with MeasuringProcess() if process is None else nullcontext(process) as measuring:
         measuring.subject = request.subject  # its imports go on meanwhile
         run = Run(
@@ -218,16 +218,16 @@ def tuned(
     return result
 
 
-def request_of(subject: Collection | Tunable, given: Mapping[str, Any]) -> Request:
+def request_of(subject: Collection | Tunable, options: Mapping[str, Any]) -> Request:
     """Return the request that arguments of `autotune` make, or raise what it raises.
 
     A name that is no argument of `autotune` is a `TypeError`.
     """
     defaults = {name: each.default for name, each in _PARAMETERS.items()}
-    if unknown := given.keys() - defaults.keys():
+    if unknown := options.keys() - defaults.keys():
         msg = f"autotune() got an unexpected keyword argument {min(unknown)!r}"
         raise TypeError(msg)
-    settings = {**defaults, **given}
+    settings = {**defaults, **options}
     common = {n: each for n, each in settings.items() if n not in {*_OF_COLLECTION, *_OF_RUN}}
     if not isinstance(subject, Tunable):
         return collection_request(subject, **{n: settings[n] for n in _OF_COLLECTION}, **common)

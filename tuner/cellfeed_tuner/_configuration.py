@@ -59,8 +59,8 @@ class Configuration(Mapping[str, Setting]):
         num_workers: int = 0,
         **others: Setting,
     ) -> None:
-        given = dict(zip(SIZES, (block_size, fetch_factor, num_workers), strict=True))
-        self._sizes = {n: SIZES[n] if each is None else each for n, each in given.items()}
+        sizes = dict(zip(SIZES, (block_size, fetch_factor, num_workers), strict=True))
+        self._sizes = {n: SIZES[n] if each is None else each for n, each in sizes.items()}
         for name, value in self._sizes.items():
             if value < SIZES[name]:
                 msg = f"`{name} >= {SIZES[name]}` must hold, but got {name}={value}"

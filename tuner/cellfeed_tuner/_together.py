@@ -57,13 +57,13 @@ def on_rank_zero(tune: Callable[P, AutotuneResult]) -> Callable[P, AutotuneResul
 
     @wraps(tune)
     def tuned(*arguments: P.args, **settings: P.kwargs) -> AutotuneResult:
-        given = cast("dict[str, Any]", settings)
-        world = World.here() if given.get("ranks") is None else None
+        options = cast("dict[str, Any]", settings)
+        world = World.here() if options.get("ranks") is None else None
         if world is None:
             return tune(*arguments, **settings)
-        digest = _digest(arguments, given)
+        digest = _digest(arguments, options)
         if world.rank:
-            limit = _limit_seconds(given["budget"])
+            limit = _limit_seconds(options["budget"])
             return _result_in(message_from_first(world, digest=digest, limit_seconds=limit))
 
         def result() -> Message:

@@ -250,11 +250,11 @@ def independent_entropy_bits(p: ArrayLike, batch_size: int, *, n_missing: int = 
 
 
 def _frequencies(p: ArrayLike) -> NDArray[np.float64]:
-    given = np.asarray(p, dtype=np.float64)
-    if given.ndim != 1 or not np.all(given >= 0) or not 0 < given.sum() < np.inf:
+    values = np.asarray(p, dtype=np.float64)
+    if values.ndim != 1 or not np.all(values >= 0) or not 0 < values.sum() < np.inf:
         msg = f"`p` must be frequencies, not negative and not all zero, but got {p!r}"
         raise ParameterError(msg)
-    present = given[given > 0]
+    present = values[values > 0]
     frequencies: NDArray[np.float64] = present / present.sum()
     return frequencies
 

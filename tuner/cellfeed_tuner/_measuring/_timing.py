@@ -421,11 +421,11 @@ class DatasetSession(Session):
         asked: dict[str, Any] = {
             name: others[name] for name in ("prefetch", "num_threads") if name in others
         }
-        given: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         if asked:
-            given["read_options"] = replace(own_read_options(request.make_dataset), **asked)
+            arguments["read_options"] = replace(own_read_options(request.make_dataset), **asked)
         if request.ranks.n_total > 1:
-            given |= {"rank": request.rank, "world_size": request.ranks.n_total}
+            arguments |= {"rank": request.rank, "world_size": request.ranks.n_total}
         self._request, self._collection = request, collection
         self.files = collection.files
         if request.n_requests:
@@ -436,7 +436,7 @@ class DatasetSession(Session):
             batch_size=request.batch_size,
             fetch_factor=configuration.fetch_factor,
             seed=request.seed,
-            **given,
+            **arguments,
         )
         self._dataset.set_epoch(request.first_epoch)
         self.n_rounds = configuration.rounds_per_epoch(self._dataset.plan(epoch=0))

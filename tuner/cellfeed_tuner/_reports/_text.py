@@ -185,7 +185,7 @@ def sentences(result: AutotuneResult) -> list[_Said]:
     else:
         lines += [_Said(f"Recommended: {result.recommended.settings}", 0, "bold green")]
         lines += said("figures", 0)
-        lines += [_Said(result.recommended.reason, 3)]
+        lines += [_Said(result.recommended.reason, 1)]
         lines += said("waiting", 1) + said("prefetch", 5) + said("rivals", _rank_of_rivals(result))
         lines += said("workers", 2) + said("link", 7) + said("mixed_less", 4)
         lines += said("longest", _ONLY_EXPLAINED)

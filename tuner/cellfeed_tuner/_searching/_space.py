@@ -179,8 +179,8 @@ def _product(domains: Mapping[str, Iterable[Setting]]) -> list[Configuration]:
 def _ascending(values: Sequence[Setting]) -> Sequence[Setting]:
     if isinstance(values, range):
         return values if values.step > 0 else values[::-1]
-    given: Sequence[Any] = values  # which may be NumPy's
-    plain = (each.item() if isinstance(each, np.generic) else each for each in given)
+    some: Sequence[Any] = values
+    plain = (each.item() if isinstance(each, np.generic) else each for each in some)
     distinct = tuple(dict.fromkeys(plain))
     return tuple(sorted(cast("Any", distinct))) if are_sizes(distinct) else distinct
 
