@@ -194,6 +194,8 @@ def test_what_may_be_the_best_is_timed_in_turns_and_the_rest_once():
     assert max(counts, key=counts.__getitem__) == found.chosen
     assert min(counts.values()) < counts[found.chosen] >= 4
     assert all(n <= 2 for each, n in counts.items() if cost(each) > 2 * cost(best()))
+    for each, n in counts.items():
+        assert len(found.search.measurements[each].replicate_seconds) == n
 
 
 class TestLastTurn:

@@ -47,6 +47,15 @@ ARRAYS = [
 ]
 
 
+def in_turns(sizes, layouts):
+    """Return each array with each size; layouts take turns, so that each comes with each size."""
+    return [
+        (name, size, *layouts[(k + n) % len(layouts)])
+        for k, name in enumerate(ARRAYS)
+        for n, size in enumerate(sizes)
+    ]
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """The same cells as .h5ad, and as stores of both formats of zarr."""
@@ -95,9 +104,9 @@ def refuses(path):
     assert "memory" not in message
 
 
-@pytest.mark.parametrize("size", [1 << 20, 1 << 31, 1 << 55])
-@pytest.mark.parametrize("is_chunked", [True, False])
-@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize(
+    ("name", "size", "is_chunked"), in_turns([1 << 20, 1 << 31, 1 << 55], [(True,), (False,)])
+)
 def test_of_hdf5(written, tmp_path, name, is_chunked, size):
     path = Path(shutil.copy(written["h5ad"], tmp_path))
     with h5py.File(path, "a") as file:
@@ -123,10 +132,10 @@ def test_of_text_of_fixed_length(written, tmp_path, name, n_bytes):
     refuses(path)
 
 
-@pytest.mark.parametrize("size", [1 << 20, 1 << 31, 1 << 62])
-@pytest.mark.parametrize("has_one_chunk", [False, True])
-@pytest.mark.parametrize("zarr_format", [2, 3])
-@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize(
+    ("name", "size", "zarr_format", "has_one_chunk"),
+    in_turns([1 << 20, 1 << 31, 1 << 62], [(2, False), (3, True), (2, True), (3, False)]),
+)
 def test_of_zarr(written, tmp_path, name, zarr_format, has_one_chunk, size):
     path = tmp_path / "cells.zarr"
     shutil.copytree(written[zarr_format], path)

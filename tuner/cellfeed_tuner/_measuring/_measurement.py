@@ -285,6 +285,8 @@ def _all(kind: type[_Event], events: Sequence[object]) -> list[_Event]:
 def _joined(rounds: Sequence[Round]) -> Round:
     """Return one round of all ranks: the slowest sets the pace."""
     first, *others = rounds
+    if not others:
+        return first
     reads = [each.read for each in rounds if each.read]
     processor = [each.processor for each in rounds if each.processor]
     return replace(
@@ -293,8 +295,7 @@ def _joined(rounds: Sequence[Round]) -> Round:
         waiting_seconds=sum(each.waiting_seconds for each in rounds) / len(rounds),
         read=sum(reads[1:], reads[0]) if len(reads) == len(rounds) else None,
         processor=sum(processor[1:], processor[0]) if len(processor) == len(rounds) else None,
-        # Where time goes is explained for one process.
-        statistics=None if others else first.statistics,
+        statistics=None,  # where time goes is explained for one process
     )
 
 

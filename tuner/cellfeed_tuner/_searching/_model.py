@@ -1,12 +1,14 @@
 """What measurements say of every configuration: one Gaussian process over the settings."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, lru_cache
 from math import exp, log, log1p, sqrt
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import LinAlgError, cholesky, solve_triangular
+from scipy.linalg import solve_triangular
+from scipy.linalg.lapack import dpotrf, dtrtrs
 from scipy.spatial.distance import cdist
 from scipy.special import ndtr
 
@@ -62,6 +64,9 @@ class Parameters(NamedTuple):
     turn: float
 
 
+_Covariances = Callable[[Parameters], _Floats]
+"""Covariances of configurations, or their Cholesky root, by the parameters."""
+
 # Medians of the parameters, and the factors that are a standard deviation. Chosen: wide, and fitted
 # to no recorded grid.
 TYPICAL = Parameters(noise=0.07, sizes=0.6, reach=3.0, own=0.08, turn=0.03)
@@ -108,6 +113,8 @@ class Model:
     ) -> None:
         self._need, self._worth, self._seed = need, worth, seed
         self._place = {each: place for place, each in enumerate(configurations)}
+        # Doublings of sizes and workers, and a number for other settings, by place.
+        self._points, self._groups = np.empty((0, 3)), np.empty(0, np.intp)
         self._candidates = dict.fromkeys(candidates)
         self._replicates: dict[Configuration, Sequence[Replicate]] = {}
         self._parameters, self._n_fitted = TYPICAL, 0
@@ -146,7 +153,7 @@ class Model:
         if not self._replicates:
             return {}
         self._update()
-        return dict(zip(self._place, np.exp(self._mean).tolist(), strict=True))
+        return self._costs
 
     def speed(self, configuration: Configuration) -> Estimate | None:
         """Return cells per second, with their 95 % interval; None before any measurement.
@@ -246,73 +253,95 @@ class Model:
 
     def _covariance(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> _Floats:
         known: _Floats = self._known[:, rows].T @ self._known[:, columns]
-        return self._prior(rows, columns, self._parameters) - known
+        return self._prior(rows, columns)(self._parameters) - known
 
     def _update(self) -> None:
         """Solve for all configurations, with new parameters if there are enough new replicates."""
         if self._is_current:
             return
         self._is_current = True
-        sizes = [(e.block_size, e.fetch_factor, 1 + e.num_workers) for e in self._place]
-        self._points = np.log2(np.array(sizes, np.float64)) * (1.0, 1.0, WORKER_DOUBLING)
-        others = [tuple(each.others.items()) for each in self._place]
-        number = {each: place for place, each in enumerate(dict.fromkeys(others))}
-        self._groups = np.array([number[each] for each in others])
+        if len(self._points) < len(self._place):
+            sizes = [(e.block_size, e.fetch_factor, 1 + e.num_workers) for e in self._place]
+            self._points = np.log2(np.array(sizes, np.float64)) * (1.0, 1.0, WORKER_DOUBLING)
+            others = [tuple(each.others.items()) for each in self._place]
+            number = {each: place for place, each in enumerate(dict.fromkeys(others))}
+            self._groups = np.array([number[each] for each in others])
         trend = -BY_DOUBLING * self._points[:, :2].sum(axis=1)
         found = [(self._place[each], *one) for each, own in self._replicates.items() for one in own]
         rows, seconds, turns = (np.array(each) for each in zip(*found, strict=True))
         logs = np.log(seconds) - trend[rows]
         level = logs.mean()
+        root_at = self._root(rows, turns)
         if logs.size >= FIT_AGAIN * self._n_fitted:
             self._n_fitted = logs.size
-            self._parameters = self._fit(rows, turns, logs - level)
-        root = cholesky(self._of_replicates(rows, turns, self._parameters), lower=True)
+            self._parameters = _likeliest(root_at, logs - level)
+        root = root_at(self._parameters)
         weights = solve_triangular(root, logs - level, lower=True)
-        every = np.arange(len(self._place))
-        prior = self._prior(rows, every, self._parameters)
+        prior = self._prior(rows, np.arange(len(self._place)))(self._parameters)
         self._known: _Floats = solve_triangular(root, prior, lower=True)
         self._mean: _Floats = trend + level + self._known.T @ weights
+        self._costs = dict(zip(self._place, np.exp(self._mean).tolist(), strict=True))
         own = self._parameters.sizes**2 + self._parameters.own**2 + BY_OTHERS**2 + ANY_SCALE**2
         self._variance: _Floats = np.maximum(0.0, own - (self._known**2).sum(axis=0))
 
-    def _prior(
-        self, rows: NDArray[np.intp], columns: NDArray[np.intp], parameters: Parameters
-    ) -> _Floats:
-        """Return covariances before anything is timed, with Matern's correlation (3/2)."""
-        scaled = cdist(self._points[rows], self._points[columns]) * sqrt(3.0) / parameters.reach
-        found: _Floats = parameters.sizes**2 * (1 + scaled) * np.exp(-scaled) + ANY_SCALE**2
-        found += parameters.own**2 * np.equal.outer(rows, columns)
-        found += BY_OTHERS**2 * np.equal.outer(self._groups[rows], self._groups[columns])
-        return found
+    def _prior(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> _Covariances:
+        """Return covariances before anything is timed, with Matern's correlation (3/2).
 
-    def _of_replicates(
-        self, rows: NDArray[np.intp], turns: NDArray[np.intp], parameters: Parameters
-    ) -> _Floats:
-        found = self._prior(rows, rows, parameters)
-        found += parameters.turn**2 * np.equal.outer(turns, turns)
-        found[np.diag_indices(rows.size)] += parameters.noise**2 + JITTER
-        return found
+        What depends on no parameter is computed once, and the correlation once for each reach.
+        """
+        distances = cdist(self._points[rows], self._points[columns]) * sqrt(3.0)
+        is_same = np.equal.outer(rows, columns).astype(np.float64)
+        common = BY_OTHERS**2 * np.equal.outer(self._groups[rows], self._groups[columns])
+        common += ANY_SCALE**2
 
-    def _fit(self, rows: NDArray[np.intp], turns: NDArray[np.intp], logs: _Floats) -> Parameters:
-        """Return the likeliest parameters, given the replicates and the prior, one by one."""
-        found = dict.fromkeys(Parameters._fields, 0.0)
+        @lru_cache(maxsize=1)
+        def correlation(reach: float) -> _Floats:
+            scaled = distances / reach
+            found: _Floats = (1 + scaled) * np.exp(-scaled)
+            return found
 
-        def parameters(steps: Mapping[str, float]) -> Parameters:
-            factors = np.array(FACTORS) ** np.array(list(steps.values()))
-            return Parameters(*(np.array(TYPICAL) * factors).tolist())
+        def covariance(parameters: Parameters) -> _Floats:
+            found = parameters.sizes**2 * correlation(parameters.reach) + common
+            found += parameters.own**2 * is_same
+            return found
 
-        def loss(steps: Mapping[str, float]) -> float:
-            try:
-                root = cholesky(self._of_replicates(rows, turns, parameters(steps)), lower=True)
-            except LinAlgError:
-                return np.inf
-            seen = solve_triangular(root, logs, lower=True)
-            prior = sum(each**2 for each in steps.values())
-            return float(np.log(np.diag(root)).sum() + (seen @ seen + prior) / 2)
+        return covariance
 
-        for name in PASSES * Parameters._fields:
-            found = min(({**found, name: each} for each in TRIED.tolist()), key=loss)
-        return parameters(found)
+    def _root(self, rows: NDArray[np.intp], turns: NDArray[np.intp]) -> _Covariances:
+        """Return the lower Cholesky root of the covariances of replicates."""
+        prior, is_same_turn = self._prior(rows, rows), np.equal.outer(turns, turns) * 1.0
+        diagonal = np.diag_indices(rows.size)
+
+        def root(parameters: Parameters) -> _Floats:
+            found = prior(parameters)
+            found += parameters.turn**2 * is_same_turn
+            found[diagonal] += parameters.noise**2 + JITTER
+            # Never singular, since every replicate has noise of its own.
+            factor: _Floats = dpotrf(found, lower=1)[0]
+            return factor
+
+        return root
+
+
+def _likeliest(root_at: _Covariances, logs: _Floats) -> Parameters:
+    """Return the likeliest parameters, given the replicates and the prior, one by one."""
+
+    def parameters(steps: tuple[float, ...]) -> Parameters:
+        return Parameters(*(np.array(TYPICAL) * np.array(FACTORS) ** steps).tolist())
+
+    @cache
+    def loss(steps: tuple[float, ...]) -> float:
+        root = root_at(parameters(steps))
+        seen = dtrtrs(root, logs, lower=1)[0]
+        prior = sum(each**2 for each in steps)
+        return float(np.log(np.diag(root)).sum() + (seen @ seen + prior) / 2)
+
+    found = (0.0,) * len(Parameters._fields)
+    for place in PASSES * tuple(range(len(found))):
+        found = min(
+            ((*found[:place], each, *found[place + 1 :]) for each in TRIED.tolist()), key=loss
+        )
+    return parameters(found)
 
 
 def _density(z: _Floats) -> _Floats:

@@ -80,6 +80,8 @@ class Measurements:
     n_discarded: int = field(default=0, init=False)
     others: OtherPrograms = field(default_factory=OtherPrograms, init=False)
     _taken: dict[Configuration, list[_Taken]] = field(default_factory=dict, init=False)
+    # Those of one configuration as one, until there are more.
+    _pooled: dict[Configuration, Measurement] = field(default_factory=dict, init=False)
     _overheads: list[float] = field(default_factory=list, init=False)
     # The last replicates of any.
     _last: deque[Measurement] = field(default_factory=lambda: deque(maxlen=4), init=False)
@@ -96,7 +98,10 @@ class Measurements:
 
     def __getitem__(self, configuration: Configuration) -> Measurement:
         """Return all replicates of a configuration as one measurement."""
-        return pooled([each.found for each in self._taken[configuration]])
+        if configuration not in self._pooled:
+            found = [each.found for each in self._taken[configuration]]
+            self._pooled[configuration] = pooled(found)
+        return self._pooled[configuration]
 
     def n_turns(self, configuration: Configuration, other: Configuration | None = None) -> int:
         """Return in how many turns a configuration was timed beside others, or beside another."""
@@ -128,21 +133,25 @@ class Measurements:
         limit = max(LEAST_LIMIT_LEFT, limit)
         new = self.timed(configuration, limit_seconds=limit, **settings)  # type: ignore[arg-type]
         taken = _Taken(new, self.turn, in_turn, limit)
-        self._taken.setdefault(configuration, []).append(taken)
+        self._keep(taken)
         return new
 
     def restore(self, found: Measurement, turn: int) -> None:
         """Keep a replicate that was measured before, in turn with the others of its number."""
         taken = _Taken(found, turn, in_turn=True, limit_seconds=self.budget.limit_seconds)
-        self._taken.setdefault(found.configuration, []).append(taken)
+        self._keep(taken)
         self.n_replicates += 1
         if found.delivery_fault:
             self.faults.setdefault(found.configuration, found.delivery_fault)
 
     def keep_only(self, found: Measurement) -> None:
         """Replace all replicates of a configuration, which was faster before than it stays."""
-        last = self._taken[found.configuration][-1]
-        self._taken[found.configuration] = [last._replace(found=found, in_turn=False)]
+        last = self._taken.pop(found.configuration)[-1]
+        self._keep(last._replace(found=found, in_turn=False))
+
+    def _keep(self, taken: _Taken) -> None:
+        self._pooled.pop(taken.found.configuration, None)
+        self._taken.setdefault(taken.found.configuration, []).append(taken)
 
     def longest_seconds(self, configuration: Configuration) -> float:
         """Return how long a configuration was measured without a break, at most."""

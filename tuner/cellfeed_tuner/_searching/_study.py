@@ -91,10 +91,11 @@ class Study:
         dropped = set[Configuration]()
         alike = (1 + SAME_SPEED_SHARE) * self._mean(found[0]) if found else 0.0
         with quiet():
+            ended = {each: self._as_ended(each) for each in found}
             for each in [each for each in found if self._mean(each) > alike]:
                 others = optuna.create_study()
-                others.add_trials([self._as_ended(other) for other in found if other != each])
-                if self._study.pruner.prune(others, self._as_ended(each)):
+                others.add_trials([trial for other, trial in ended.items() if other != each])
+                if self._study.pruner.prune(others, ended[each]):
                     dropped.add(each)
         self._dropped |= dropped
         return dropped
