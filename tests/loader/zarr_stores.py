@@ -52,8 +52,9 @@ def in_this_thread() -> Iterator[None]:
         yield
 
 
+@functools.cache
 def _callers() -> list[ModuleType]:
-    """Return the modules of zarr that call `zarr.core.sync.sync`."""
+    """Return the modules of zarr that call `zarr.core.sync.sync`, of those imported by now."""
     modules = [each for name, each in sys.modules.items() if name.startswith("zarr.")]
     return [each for each in modules if vars(each).get("sync") is _SYNC]
 

@@ -126,6 +126,19 @@ class TestModel:
         near, far = (Configuration(block_size=b, fetch_factor=f) for b, f in ((1, 16), (256, 64)))
         assert width(self.PAIRS[0]) < width(near) < width(far)
 
+    def test_what_is_added_later_is_predicted_as_if_it_had_been_there(self):
+        workers = [each for each in GRID if each.num_workers]
+        found = []
+        for first, later in ((self.PAIRS, workers), ([*self.PAIRS, *workers], ())):
+            model = Model(first, first)
+            for turn, each in enumerate(self.PAIRS[::2]):
+                model.tell(each, [Replicate(cost(each), turn)])
+            assert model.leader is not None
+            model.add(later)
+            found.append(model.seconds_per_cell())
+        assert list(found[0]) == [*self.PAIRS, *workers]
+        assert found[0] == pytest.approx(found[1])
+
     @pytest.mark.parametrize("seed", range(3))
     def test_where_nothing_is_alike_neighbours_say_nothing(self, seed):
         """Costs, and the same costs exchanged at random."""

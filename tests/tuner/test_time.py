@@ -35,8 +35,9 @@ def collection(small_collection):
 
 
 @pytest.fixture
-def result_on(collection):
-    """Run on a machine, and check that it ends in time."""
+def result_on(collection, monkeypatch):
+    """Run on a machine, and check that it ends in time; how well it mixes matters little here."""
+    monkeypatch.setattr("cellfeed_tuner._mixing.MIXING_ROWS", len(collection))
 
     def run(machine, *, budget=BUDGET, writing_seconds=0.0, **settings):
         grid = {"block_sizes": (1, 4, 16), "fetch_factors": (1, 8), "workers": (0,)}
