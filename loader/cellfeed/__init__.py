@@ -12,109 +12,62 @@ if sys.platform == "win32":
     raise ImportError(msg)
 
 from cellfeed import _lazy
-from cellfeed._errors import (
-    CellfeedError,
-    ColumnError,
-    DeliveryError,
-    FormatError,
-    MismatchError,
-    ParameterError,
-    PathError,
-    RemoteError,
-    StateError,
-)
-from cellfeed._version import __version__
+from cellfeed._errors import CellfeedError as CellfeedError
+from cellfeed._errors import ColumnError as ColumnError
+from cellfeed._errors import DeliveryError as DeliveryError
+from cellfeed._errors import FormatError as FormatError
+from cellfeed._errors import MismatchError as MismatchError
+from cellfeed._errors import ParameterError as ParameterError
+from cellfeed._errors import PathError as PathError
+from cellfeed._errors import RemoteError as RemoteError
+from cellfeed._errors import StateError as StateError
+from cellfeed._version import __version__ as __version__
 
 if typing.TYPE_CHECKING:
-    from cellfeed.collection import Collection, open_collection
-    from cellfeed.collection._splits import Folds, Split, k_folds, random_split
-    from cellfeed.dataset import CellDataset, InterleavedDatasets, ReadOptions, Statistics
-    from cellfeed.genes import highly_variable_genes, qc_metrics
-    from cellfeed.perturbation import (
-        PerturbationSplit,
-        perturbation_datasets,
-        perturbation_split,
-    )
-    from cellfeed.preshuffling import Preshuffled, preshuffle
-    from cellfeed.rows import CategoricalColumn, Cells, NumericColumn
-    from cellfeed.rows._minibatch import Minibatch, RaggedTensor
-    from cellfeed.sampling import (
-        BlockShuffling,
-        BlockWeightedSampling,
-        ClassBalancedSampling,
-        EpochPlan,
-        Fetch,
-        GroupedSampling,
-        MatchedControls,
-        SamplingStrategy,
-        Streaming,
-    )
-    from cellfeed.storages.huggingface import HuggingFaceSource
-    from cellfeed.storages.memory_maps import MemoryMapSource
-    from cellfeed.storages.parquet import ParquetSource
-    from cellfeed.storages.postgres import PostgresSource
-    from cellfeed.storages.postgres._load_database import Loaded, load_database
-    from cellfeed.storages.soma import SomaSource
-    from cellfeed.storages.tenx import TenxSource
-    from cellfeed.storages.tokens import Span, TokenStream, TokenStreamWriter
-    from cellfeed.verification import Verified, verify
-
-__all__ = [
-    "BlockShuffling",
-    "BlockWeightedSampling",
-    "CategoricalColumn",
-    "CellDataset",
-    "CellfeedError",
-    "Cells",
-    "ClassBalancedSampling",
-    "Collection",
-    "ColumnError",
-    "DeliveryError",
-    "EpochPlan",
-    "Fetch",
-    "Folds",
-    "FormatError",
-    "GroupedSampling",
-    "HuggingFaceSource",
-    "InterleavedDatasets",
-    "Loaded",
-    "MatchedControls",
-    "MemoryMapSource",
-    "Minibatch",
-    "MismatchError",
-    "NumericColumn",
-    "ParameterError",
-    "ParquetSource",
-    "PathError",
-    "PerturbationSplit",
-    "PostgresSource",
-    "Preshuffled",
-    "RaggedTensor",
-    "ReadOptions",
-    "RemoteError",
-    "SamplingStrategy",
-    "SomaSource",
-    "Span",
-    "Split",
-    "StateError",
-    "Statistics",
-    "Streaming",
-    "TenxSource",
-    "TokenStream",
-    "TokenStreamWriter",
-    "Verified",
-    "__version__",
-    "highly_variable_genes",
-    "k_folds",
-    "load_database",
-    "open_collection",
-    "perturbation_datasets",
-    "perturbation_split",
-    "preshuffle",
-    "qc_metrics",
-    "random_split",
-    "verify",
-]
+    from cellfeed.collection import Collection as Collection
+    from cellfeed.collection import open_collection as open_collection
+    from cellfeed.collection._splits import Folds as Folds
+    from cellfeed.collection._splits import Split as Split
+    from cellfeed.collection._splits import k_folds as k_folds
+    from cellfeed.collection._splits import random_split as random_split
+    from cellfeed.dataset import CellDataset as CellDataset
+    from cellfeed.dataset import InterleavedDatasets as InterleavedDatasets
+    from cellfeed.dataset import ReadOptions as ReadOptions
+    from cellfeed.dataset import Statistics as Statistics
+    from cellfeed.genes import highly_variable_genes as highly_variable_genes
+    from cellfeed.genes import qc_metrics as qc_metrics
+    from cellfeed.perturbation import PerturbationSplit as PerturbationSplit
+    from cellfeed.perturbation import perturbation_datasets as perturbation_datasets
+    from cellfeed.perturbation import perturbation_split as perturbation_split
+    from cellfeed.preshuffling import Preshuffled as Preshuffled
+    from cellfeed.preshuffling import preshuffle as preshuffle
+    from cellfeed.rows import CategoricalColumn as CategoricalColumn
+    from cellfeed.rows import Cells as Cells
+    from cellfeed.rows import NumericColumn as NumericColumn
+    from cellfeed.rows._minibatch import Minibatch as Minibatch
+    from cellfeed.rows._minibatch import RaggedTensor as RaggedTensor
+    from cellfeed.sampling import BlockShuffling as BlockShuffling
+    from cellfeed.sampling import BlockWeightedSampling as BlockWeightedSampling
+    from cellfeed.sampling import ClassBalancedSampling as ClassBalancedSampling
+    from cellfeed.sampling import EpochPlan as EpochPlan
+    from cellfeed.sampling import Fetch as Fetch
+    from cellfeed.sampling import GroupedSampling as GroupedSampling
+    from cellfeed.sampling import MatchedControls as MatchedControls
+    from cellfeed.sampling import SamplingStrategy as SamplingStrategy
+    from cellfeed.sampling import Streaming as Streaming
+    from cellfeed.storages.huggingface import HuggingFaceSource as HuggingFaceSource
+    from cellfeed.storages.memory_maps import MemoryMapSource as MemoryMapSource
+    from cellfeed.storages.parquet import ParquetSource as ParquetSource
+    from cellfeed.storages.postgres import PostgresSource as PostgresSource
+    from cellfeed.storages.postgres._load_database import Loaded as Loaded
+    from cellfeed.storages.postgres._load_database import load_database as load_database
+    from cellfeed.storages.soma import SomaSource as SomaSource
+    from cellfeed.storages.tenx import TenxSource as TenxSource
+    from cellfeed.storages.tokens import Span as Span
+    from cellfeed.storages.tokens import TokenStream as TokenStream
+    from cellfeed.storages.tokens import TokenStreamWriter as TokenStreamWriter
+    from cellfeed.verification import Verified as Verified
+    from cellfeed.verification import verify as verify
 
 # Lazy, since these need other packages; keep in step with the TYPE_CHECKING block above.
 _MODULE_OF = {
@@ -163,6 +116,23 @@ _MODULE_OF = {
     "random_split": "cellfeed.collection._splits",
     "verify": "cellfeed.verification",
 }
+__all__ = tuple(
+    sorted(
+        (
+            "CellfeedError",
+            "ColumnError",
+            "DeliveryError",
+            "FormatError",
+            "MismatchError",
+            "ParameterError",
+            "PathError",
+            "RemoteError",
+            "StateError",
+            "__version__",
+            *_MODULE_OF,
+        )
+    )
+)
 _MODULES = (
     "console",
     "frameworks",

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from cellfeed.dataset._iteration import wait_for_dropped
+from cellfeed.dataset._run import wait_for_dropped
 
 __all__ = ["no_iteration_of_other_tests", "threads_of_iterations", "wait_for_dropped"]
 

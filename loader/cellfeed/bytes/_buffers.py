@@ -220,6 +220,11 @@ PAGE = 4096
 MOST_PIECES = PAGE  # of one segment: a byte each in its first page
 
 
+def can_lend() -> bool:
+    """Whether the system has memory that can be passed to another process by descriptor."""
+    return hasattr(os, "memfd_create")
+
+
 class SharedFile:
     """A file in memory, without a name, of which processes map segments.
 
@@ -247,22 +252,18 @@ class SharedFile:
         """Number of bytes of all segments; a page takes memory when it is first written to."""
         return os.fstat(self.descriptor).st_size
 
-    def add(self, piece_bytes: int, n_pieces: int) -> "Segment":
-        """Return a new segment.
+    def map(self, place: "SegmentPlace") -> mmap.mmap:
+        """Map a segment, which is added unless it is there.
 
         Raises
         ------
         OSError
             There is no memory or no descriptor left for it.
         """
-        start = self.n_bytes
-        os.ftruncate(self.descriptor, start + PAGE + piece_bytes * n_pieces)
-        return self.segment(SegmentPlace(start, piece_bytes, n_pieces))
-
-    def segment(self, place: "SegmentPlace") -> "Segment":
-        """Map a segment, which another process may have added."""
         n_bytes = PAGE + place.piece_bytes * place.n_pieces
-        return Segment(mmap.mmap(self.descriptor, n_bytes, offset=place.start), place)
+        if place.start == self.n_bytes:
+            os.ftruncate(self.descriptor, place.start + n_bytes)
+        return mmap.mmap(self.descriptor, n_bytes, offset=place.start)
 
     def keep_only(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Return all memory to the system but that of some ranges of bytes: start, and length."""
@@ -290,60 +291,45 @@ class SegmentPlace(NamedTuple):
     n_pieces: int
 
 
-class Segment:
-    """A segment of a shared file: pieces of one size.
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """A piece of a segment that this process has mapped.
 
     Parameters
     ----------
-    mapped
-        Its memory.
-    place
-        Where it lies in its file.
+    segment, place
+        The memory of the segment, and its place in its file.
+    index
+        Number of the piece.
     """
 
-    __slots__ = ("_address", "_all", "_mapped", "is_lent", "place")
+    segment: mmap.mmap
+    place: SegmentPlace
+    index: int
 
-    def __init__(self, mapped: mmap.mmap, place: SegmentPlace) -> None:
-        self.place = place
-        self._mapped = mapped
-        self._all = np.frombuffer(mapped, np.uint8)
-        self._address: int = self._all.ctypes.data
-        self.is_lent: NDArray[np.uint8] = self._all[: place.n_pieces]
+    @property
+    def start(self) -> int:
+        """Its first byte in the segment."""
+        return PAGE + self.index * self.place.piece_bytes
 
-    """Which pieces the other process has and clears, uint8, shape (n_pieces,)."""
+    @property
+    def memory(self) -> Bytes:
+        """Its bytes, which keep the segment."""
+        return np.frombuffer(self.segment, np.uint8, self.place.piece_bytes, self.start)
 
-    def start_of(self, index: int) -> int:
-        """Return where a piece begins in the segment."""
-        return PAGE + index * self.place.piece_bytes
+    @property
+    def is_lent(self) -> bool:
+        """Whether the other process has it, which clears this mark."""
+        return self.segment[self.index] != 0
 
-    def piece(self, index: int) -> Bytes:
-        """Return the memory of a piece, which keeps the segment."""
-        start = self.start_of(index)
-        return self._all[start : start + self.place.piece_bytes]
-
-    def address_of(self, index: int) -> int:
-        """Return where a piece lies in this process."""
-        return self._address + self.start_of(index)
-
-    def remains(self, index: int) -> "PieceHandle":
-        """Return a piece without keeping the segment."""
-        return PieceHandle(weakref.ref(self._mapped), self.start_of(index), self.place.piece_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class PieceHandle:
-    """A piece of a segment, which does not keep it."""
-
-    mapped: weakref.ref[mmap.mmap]
-    start: int
-    n_bytes: int
+    def mark(self, *, is_lent: bool) -> None:
+        """Set or clear the mark."""
+        self.segment[self.index] = is_lent
 
     def discard(self) -> None:
-        """Return its memory to the system, if that is not done; it is zero when used again."""
-        mapped = self.mapped()
-        if mapped is not None:
-            with contextlib.suppress(OSError):  # on a system that cannot, it is retained
-                mapped.madvise(mmap.MADV_REMOVE, self.start, self.n_bytes)
+        """Return its memory to the system; it is zero when used again."""
+        with contextlib.suppress(OSError):  # on a system that cannot, it is retained
+            self.segment.madvise(mmap.MADV_REMOVE, self.start, self.place.piece_bytes)
 
 
 # Destinations in memory that is not allocated yet.
@@ -397,34 +383,10 @@ _SEGMENT_BYTES = 1 << 25
 _SHARE_OF_ALL = 4  # so that few descriptors are taken, however much memory is
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """A piece of a segment.
-
-    Parameters
-    ----------
-    segment, index
-        Which it is.
-    """
-
-    segment: Segment
-    index: int
-
-    @property
-    def is_lent(self) -> bool:
-        """Whether the other process has it."""
-        return bool(self.segment.is_lent[self.index])
-
-    @property
-    def memory(self) -> Bytes:
-        """What it consists of."""
-        return self.segment.piece(self.index)
-
-
 class SharedPool(BufferPool):
     """Allocates pieces of shared memory, and reuses each when both processes have released it.
 
-    A piece is used again once no array over it is left here, and its mark `Segment.is_lent` is
+    A piece is used again once no array over it is left here, and its mark `Piece.is_lent` is
     not set, which the process that it was lent to clears. Memory that is taken in place of some
     that is free, since that is too small, makes the other return to the system.
 
@@ -458,7 +420,7 @@ class SharedPool(BufferPool):
             start = self._addresses[k]
             piece = self._at[start]
         offset = address - start
-        return (piece, offset) if offset < piece.segment.place.piece_bytes else None
+        return (piece, offset) if offset < piece.place.piece_bytes else None
 
     def _collect(self) -> None:
         while self._returned:
@@ -470,7 +432,7 @@ class SharedPool(BufferPool):
         if piece.is_lent:
             self._lent.append(piece)
         else:
-            self._idle.setdefault(piece.segment.place.piece_bytes, []).append(piece)
+            self._idle.setdefault(piece.place.piece_bytes, []).append(piece)
 
     def _take(self, capacity: int) -> Bytes:
         size = -(-capacity // PAGE) * PAGE
@@ -489,15 +451,16 @@ class SharedPool(BufferPool):
         """Return as much free memory to the system as new memory takes."""
         for size in _sizes_replaced(self._idle, n_bytes):
             piece = self._idle[size].pop()
-            piece.segment.remains(piece.index).discard()
+            piece.discard()
             self._empty.setdefault(size, []).append(piece)
 
     def _new(self, size: int) -> Piece:
         """Return a piece of a new segment; its others are empty."""
         wanted = max(_SEGMENT_BYTES, self._file.n_bytes // _SHARE_OF_ALL)
         n_pieces = max(1, min(MOST_PIECES, wanted // size))
+        place = SegmentPlace(self._file.n_bytes, size, n_pieces)
         try:
-            segment = self._file.add(size, n_pieces)
+            segment = self._file.map(place)
         except OSError as error:
             if error.errno == errno.EMFILE:
                 msg = (
@@ -510,8 +473,9 @@ class SharedPool(BufferPool):
                 "at a time, for example with a lower `fetch_factor`, or use num_workers=0"
             )
             raise ParameterError(msg) from error
-        pieces = [Piece(segment, index) for index in range(n_pieces)]
-        self._at.update({segment.address_of(each.index): each for each in pieces})
+        pieces = [Piece(segment, place, index) for index in range(n_pieces)]
+        first = pieces[0].memory.ctypes.data
+        self._at.update({first + each.index * size: each for each in pieces})
         self._addresses = sorted(self._at)
         self._empty.setdefault(size, []).extend(reversed(pieces[1:]))
         return pieces[0]

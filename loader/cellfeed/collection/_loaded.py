@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from cellfeed._errors import DeliveryError, ParameterError, one_line
 from cellfeed._progress import ProgressLine
 from cellfeed.bytes import Location
-from cellfeed.bytes._buffers import SharedFile
-from cellfeed.bytes._lent import can_lend
+from cellfeed.bytes._buffers import SharedFile, can_lend
 from cellfeed.decode import ChunkedArray, Counters, can_cast
 from cellfeed.fetch import Readable, Reader, fetches_of
 from cellfeed.machine import usable_cpu_count, usable_memory_bytes

@@ -18,7 +18,6 @@ from cellfeed.dataset._loader import MinibatchLoader, loader_over, to_be_called
 from cellfeed.dataset._ranks import CommonSeed
 from cellfeed.dataset._resumable import ResumableDataset
 from cellfeed.dataset._run import Beginning, Position
-from cellfeed.decode import Counters
 from cellfeed.sampling import Permutation, Share, derive_key
 
 Stop = Literal["first_exhausted", "all_exhausted"]
@@ -165,9 +164,6 @@ class InterleavedDatasets(ResumableDataset):
             as_torch=any(each.as_torch for each in self.datasets),
             can_be_forked=all(each._can_be_forked for each in self.datasets),  # noqa: SLF001
         )
-
-    def _all_counters(self) -> list[Counters]:
-        return [self._counters, *self._counters.parts]
 
     @property
     def minibatch_bytes(self) -> int:

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, require_not_negative
 from cellfeed._torch import DataLoader, default_convert, require_torch, torch
-from cellfeed.bytes._lent import Arrivals, can_lend
+from cellfeed.bytes._buffers import can_lend
 from cellfeed.dataset import _workers
-from cellfeed.dataset._iteration import Iteration, wait_for_dropped
-from cellfeed.dataset._run import Beginning
+from cellfeed.dataset._run import Beginning, Iteration, wait_for_dropped
 from cellfeed.decode import Counter
 from cellfeed.interrupts import interrupts_held
 
@@ -181,7 +180,7 @@ class _Workers:
         if not isinstance(method, BaseContext):
             method = multiprocessing.get_context(method or multiprocessing.get_start_method())
         collate = options["collate_fn"]
-        arrivals = self._arrivals = Arrivals(num_workers) if can_lend() else None
+        arrivals = self._arrivals = _workers.Arrivals(num_workers) if can_lend() else None
         n = _n_of_message(dataset)
         self._requests = [_Requests(dataset, k, num_workers, n) for k in range(num_workers)]
         own = {

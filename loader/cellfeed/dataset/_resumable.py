@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError, StateError, require_positive
 from cellfeed._torch import IterableDataset, get_worker_info
-from cellfeed.dataset._iteration import Iteration
 from cellfeed.dataset._ranks import CommonSeed, Ranks, begin_together, flat
-from cellfeed.dataset._run import Beginning, Epoch, Position, Run
+from cellfeed.dataset._run import Beginning, Epoch, Iteration, Position, Run
 from cellfeed.dataset._state import position_of, require_epoch, state_of
 from cellfeed.dataset._statistics import (
     Statistics,
@@ -304,7 +303,7 @@ class ResumableDataset(IterableDataset[Any], ABC):
         >>> done.n_minibatches, done.n_cells
         (10, 100)
         """
-        return statistics_of(self._all_counters())
+        return statistics_of(self._counters)
 
     def history(self) -> dict[str, NDArray[Any]]:
         """Return what was counted in each of the last thousand fetches.
@@ -329,7 +328,7 @@ class ResumableDataset(IterableDataset[Any], ABC):
 
     def _history(self) -> StatisticsHistory:
         if self._run.history is None:
-            self._run.history = StatisticsHistory(self._all_counters())
+            self._run.history = StatisticsHistory(self._counters)
         return self._run.history
 
     def log_statistics(self, log: Any, *, every: int = 100) -> None:
@@ -364,7 +363,7 @@ class ResumableDataset(IterableDataset[Any], ABC):
         5 12
         10 12
         """
-        self._run.log = None if log is None else StatisticsLog(self._all_counters(), log, every)
+        self._run.log = None if log is None else StatisticsLog(self._counters, log, every)
 
     def annotate(self, profiler: Literal["torch", "nvtx"] | None) -> None:
         """Show the stages of the work to a profiler as named ranges, or no more.
@@ -388,12 +387,8 @@ class ResumableDataset(IterableDataset[Any], ABC):
             torch is not installed.
         """
         ranges = None if profiler is None else ranges_of(profiler)
-        for each in self._all_counters():
+        for each in (self._counters, *self._counters.parts):
             each.ranges = ranges
-
-    def _all_counters(self) -> list[Counters]:
-        """Return its counters, and those of datasets that it is made of."""
-        return [self._counters]
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the given epoch.

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from operator import add, sub
@@ -86,14 +86,6 @@ class Statistics:
     sending: float
     waiting: float
     training: float
-
-    @classmethod
-    def of(cls, counters: NDArray[np.int64]) -> Self:
-        """Return the statistics of `Counter` values, with times in seconds."""
-        counted = counters.tolist()
-        n = Counter.PLANNING
-        seconds = [nanoseconds / 1e9 for nanoseconds in counted[n:]]
-        return cls(**dict(zip(_NAMES, [*counted[:n], *seconds], strict=True)))
 
     def __sub__(self, other: Self) -> Self:
         return self._with(other, sub)
@@ -179,14 +171,14 @@ class StatisticsLog:
     Parameters
     ----------
     counters
-        Counters of a dataset, and of datasets that it is made of.
+        Counters of a dataset.
     log
         See `CellDataset.log_statistics`.
     every
         Number of minibatches.
     """
 
-    def __init__(self, counters: Sequence[Counters], log: Any, every: int) -> None:
+    def __init__(self, counters: Counters, log: Any, every: int) -> None:
         if not (callable(log) or hasattr(log, "add_scalar")):
             msg = (
                 "`log` must be a function of (values, step), such as `wandb.log` or "
@@ -195,14 +187,14 @@ class StatisticsLog:
             raise ParameterError(msg)
         self._counters, self._log = counters, log
         self._every = require_positive("every", every)
-        self._before = self._now()
+        self._before = statistics_of(counters)
 
     def __call__(self) -> None:
         """Log, if a minibatch that was just delivered is due."""
-        step = int(self._counters[0].values[Counter.MINIBATCHES])
+        step = int(self._counters.values[Counter.MINIBATCHES])
         if step % self._every:
             return
-        now = self._now()
+        now = statistics_of(self._counters)
         values, self._before = (now - self._before).scalars(), now
         if callable(self._log):
             self._log(values, step)
@@ -210,29 +202,21 @@ class StatisticsLog:
         for name, value in values.items():
             self._log.add_scalar(name, value, step)
 
-    def _now(self) -> Statistics:
-        return statistics_of(self._counters)
+
+def statistics_of(counters: Counters) -> Statistics:
+    """Return the work of a dataset, and of datasets that it is made of; times in seconds."""
+    counted, n = _values_of(counters).tolist(), Counter.PLANNING
+    seconds = [nanoseconds / 1e9 for nanoseconds in counted[n:]]
+    return Statistics(**dict(zip(_NAMES, [*counted[:n], *seconds], strict=True)))
 
 
-def statistics_of(counters: Sequence[Counters]) -> Statistics:
-    """Return the work of a dataset, and of datasets that it is made of.
-
-    Parameters
-    ----------
-    counters
-        Counters of the one that the training loop iterates over, and of the others.
-    """
-    return Statistics.of(_values_of(counters))
-
-
-def _values_of(counters: Sequence[Counters]) -> NDArray[np.int64]:
-    own, *parts = [each.values for each in counters]
-    if not parts:
-        return own
-    of_loop = own[_OF_LOOP]
-    own += np.sum(parts, axis=0)
-    own[_OF_LOOP] = of_loop
-    return own
+def _values_of(counters: Counters) -> NDArray[np.int64]:
+    values = counters.values
+    of_loop = values[_OF_LOOP]
+    for each in counters.parts:
+        values += each.values
+    values[_OF_LOOP] = of_loop
+    return values
 
 
 # What only the dataset counts that the training loop iterates over.
@@ -247,10 +231,10 @@ class StatisticsHistory:
     Parameters
     ----------
     counters
-        Counters of a dataset, and of datasets that it is made of.
+        Counters of a dataset.
     """
 
-    def __init__(self, counters: Sequence[Counters]) -> None:
+    def __init__(self, counters: Counters) -> None:
         self.counters, self.every = counters, 1
         self._n_minibatches = 0  # since the last entry
         # The first entry is the start.

@@ -1,21 +1,37 @@
 """Delivering minibatches from worker processes: in shared memory, which is reused."""
 
+import contextlib
 import io
+import itertools
+import mmap
 import multiprocessing
 import os
 import pickle
+import select
 import signal
+import sys
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from cellfeed._errors import DeliveryError
 from cellfeed._torch import HAS_TORCH, torch
-from cellfeed.bytes._buffers import Buffer, Piece, SharedFile, SharedPool
-from cellfeed.bytes._lent import ARRIVALS, Lent
+from cellfeed.bytes._buffers import (
+    PAGE,
+    Buffer,
+    Lease,
+    Piece,
+    SegmentPlace,
+    SharedFile,
+    SharedPool,
+)
+from cellfeed.bytes._store import closed_with
 from cellfeed.rows._minibatch import Minibatch, csr_tensor
 
 
@@ -72,6 +88,160 @@ def start_here() -> WorkerStart | None:
     return _OF_THIS_PROCESS.get(os.getpid())
 
 
+# Memory that workers lend, in the process that uses their minibatches.
+
+
+class Lent(NamedTuple):
+    """A piece of shared memory, as messages refer to it: worker, segment, and number there."""
+
+    worker: int
+    place: SegmentPlace
+    piece: int
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """Its first byte in the worker's file, and its number of bytes."""
+        n_bytes = self.place.piece_bytes
+        return self.place.start + PAGE + self.piece * n_bytes, n_bytes
+
+
+class Arrivals:
+    """Memory that the workers of one iterator lend, and which pieces are still in use here.
+
+    A piece is returned to its worker with the first message after the last array over it is gone.
+    When the workers have exited, pieces that are in use keep their memory, and no other does. It
+    returns to the system with the last piece of a worker.
+
+    Parameters
+    ----------
+    num_workers
+        Number of workers.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self.key = next(_KEYS)
+        self.files = [SharedFile() for _ in range(num_workers)]
+        self._segments = dict[tuple[int, SegmentPlace], mmap.mmap]()
+        self._process, self._lock = os.getpid(), threading.Lock()
+        self._in_use = dict[Lease, Lent]()
+        self._dropped = deque[Lease]()  # of buffers that are gone
+        self._unused = set[Lent]()  # here; a fork may use them
+        self._forks = list[tuple[_Fork, set[Lent]]]()
+        ARRIVALS[self.key] = self
+
+    @property
+    def n_segments(self) -> int:
+        """Number of segments that are mapped here."""
+        return len(self._segments)
+
+    def take(self, lent: Sequence[Lent]) -> list[Buffer]:
+        """Return the memory that a message refers to.
+
+        Raises
+        ------
+        DeliveryError
+            The process has too many open files.
+        """
+        buffers = list[Buffer]()
+        with self._lock:
+            self._return_unused()
+            for each in lent:
+                memory = self._piece(each).memory
+                buffers.append(Buffer(memory))
+                self._in_use[Lease(buffers[-1], self._dropped, memory)] = each
+        return buffers
+
+    def _piece(self, lent: Lent) -> Piece:
+        segment = self._segments.get((lent.worker, lent.place))
+        if segment is None:
+            try:
+                segment = self.files[lent.worker].map(lent.place)
+            except OSError as error:
+                msg = (
+                    f"memory of a worker cannot be received ({error}); allow more open files "
+                    "(ulimit -n), keep fewer minibatches, or use num_workers=0"
+                )
+                raise DeliveryError(msg) from error
+            self._segments[lent.worker, lent.place] = segment
+        return Piece(segment, lent.place, lent.piece)
+
+    def _return_unused(self) -> None:
+        """Return pieces to their workers that are used neither here nor in a fork."""
+        while self._dropped:
+            self._unused.add(self._in_use.pop(self._dropped.popleft()))
+        self._forks = [(fork, seen) for fork, seen in self._forks if not fork.has_ended()]
+        seen_by_forks = set[Lent]().union(*(seen for _, seen in self._forks))
+        for each in self._unused - seen_by_forks:
+            self._piece(each).mark(is_lent=False)
+        self._unused &= seen_by_forks
+
+    def share(self, fork: "_Fork") -> None:
+        """Keep the pieces that are in use now as long as processes of a fork live."""
+        with self._lock:
+            self._return_unused()
+            if self._in_use:
+                self._forks.append((fork, {*self._in_use.values()}))
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # When Python ends, the system frees everything, and modules are emptied already.
+        if is_finalizing() or self._process != os.getpid():
+            return
+        self._return_unused()
+        used = {*self._in_use.values(), *self._unused}
+        for worker, file in enumerate(self.files):
+            file.keep_only(each.range for each in used if each.worker == worker)
+
+
+_KEYS = itertools.count()
+ARRIVALS = weakref.WeakValueDictionary[int, Arrivals]()
+"""Those of all iterators, by key."""
+
+
+class _Fork:
+    """A process that is forked from this one, and all processes forked from it.
+
+    They inherit one end of a pipe, which the system closes when the last of them exits or executes
+    another program. If no pipe can be opened, they are assumed to live for ever.
+    """
+
+    beginning: ClassVar[list[int]] = []  # descriptors that forks keep, and this process closes
+
+    def __init__(self) -> None:
+        self._ended: int | None = None
+        with contextlib.suppress(OSError):
+            self._ended, alive = os.pipe()
+            self._closing = closed_with(self._ended)
+            self.beginning.append(alive)
+
+    def has_ended(self) -> bool:
+        """Whether all of these processes have exited."""
+        if self._ended is None:
+            return False
+        ends = select.poll()
+        ends.register(self._ended, 0)  # the closing of the other end is always reported
+        return bool(ends.poll(0))
+
+
+def _before_fork() -> None:
+    """Keep pieces that are in use now: a forked process shares the same memory."""
+    current = list(ARRIVALS.values())
+    if current:
+        fork = _Fork()
+        for each in current:
+            each.share(fork)
+
+
+def _after_fork() -> None:
+    """Close the end of the pipe that belongs to the fork."""
+    while _Fork.beginning:
+        os.close(_Fork.beginning.pop())
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_Fork.beginning.clear
+)
+
+
 # Minibatches as messages: large arrays in lent memory, everything else pickled.
 
 _LEAST = 1 << 15  # bytes; smaller arrays are pickled
@@ -117,8 +287,8 @@ def message_of(minibatches: Any, lending: WorkerStart, pool: SharedPool) -> Mess
     _Pickler(file, pickle.HIGHEST_PROTOCOL, True, placed.is_pickled).dump(minibatches)  # noqa: FBT003
     lent = list[Lent]()
     for piece in placed.numbers:
-        piece.segment.is_lent[piece.index] = 1
-        lent.append(Lent(lending.worker, piece.segment.place, piece.index))
+        piece.mark(is_lent=True)
+        lent.append(Lent(lending.worker, piece.place, piece.index))
     return Message(_opened, lending.key, lent, placed.ranges, file.getvalue())
 
 

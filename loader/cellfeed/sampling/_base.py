@@ -345,6 +345,34 @@ class ChunkedRows:
                 )
                 raise ParameterError(msg)
 
+    def first_from(self, rows: NDArray[np.int64], before: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return each row that begins in another chunk than one before, else the next that does.
+
+        Parameters
+        ----------
+        rows
+            Ascending rows of this file.
+        before
+            A row before each, which is negative in an earlier file.
+
+        Returns
+        -------
+        Rows, and ``n_rows`` where none follows that begins in a later chunk.
+        """
+        if not self.chunk_size:
+            return rows
+
+        def starts(of: NDArray[np.int64]) -> NDArray[np.int64]:
+            return of * self.row_size if self.pointer is None else self.pointer[of]
+
+        begin = starts(rows) // self.chunk_size * self.chunk_size
+        if self.pointer is None:
+            later = np.minimum(self.n_rows, -(-(begin + self.chunk_size) // self.row_size))
+        else:
+            later = np.searchsorted(self.pointer[:-1], begin + self.chunk_size)
+        is_first = (before < 0) | (starts(np.maximum(before, 0)) < begin)
+        return np.where(is_first, rows, later)
+
     @property
     def n_elements(self) -> int:
         """Number of elements in all rows."""

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from dataclasses import replace as changed
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,10 +21,6 @@ from cellfeed.sampling._base import (
     sorted_indices,
 )
 from cellfeed.sampling._permutation import Permutation, derive_key, random_below
-
-if TYPE_CHECKING:
-    from cellfeed.sampling._kernels import AlignedBlocks
-
 
 # Which rows are the first to begin in a chunk of storage.
 
@@ -72,12 +69,7 @@ class ChunkStarts:
 
     def blocks(self, indices: NDArray[np.int64] | None, block_size: int) -> "AlignedBlocks":
         """Return the aligned blocks of all rows, or of the given ascending rows."""
-        # It needs numba, which only those wait for who ask for it.
-        from cellfeed.sampling._kernels import AlignedBlocks  # noqa: PLC0415
-
-        n = self.n_rows if indices is None else indices.size
-        rows = np.empty(0, np.int64) if indices is None else indices
-        return AlignedBlocks(self._files(), rows, n, min(block_size, max(1, n)))
+        return AlignedBlocks(self._files(), indices, block_size)
 
     def _files(self) -> Sequence[ChunkedRows]:
         files: Sequence[ChunkedRows] | None = self.__dict__.get("_rows")
@@ -85,6 +77,89 @@ class ChunkStarts:
             files = tuple(self.__dict__["_read"]())
             object.__setattr__(self, "_rows", files)
         return files
+
+
+_AT_ONCE = 1 << 20  # blocks that are found together, so that this takes little memory
+_GROUP = 128  # blocks; the number of rows is kept for each group
+
+
+class AlignedBlocks:
+    """Blocks of equal size, each shifted to the next row that begins a chunk.
+
+    Parameters
+    ----------
+    files
+        The rows of each file.
+    indices
+        The rows to visit, ascending int64; None for all rows.
+    block_size
+        Rows in a block before alignment.
+    """
+
+    def __init__(
+        self, files: Sequence[ChunkedRows], indices: NDArray[np.int64] | None, block_size: int
+    ) -> None:
+        firsts = np.cumsum([0, *(each.n_rows for each in files)])
+        n = self._n = int(firsts[-1]) if indices is None else indices.size
+        size = self._block_size = min(block_size, max(1, n))
+        self.n_blocks = -(-n // size)
+        # By how many of the visited rows each block begins later; and 0 for the end of the last.
+        self._shifts = np.zeros(self.n_blocks + 1, np.uint32)
+        for start in range(1, self.n_blocks, _AT_ONCE):
+            places = np.arange(start, min(start + _AT_ONCE, self.n_blocks)) * size
+            rows, before = places, places - 1
+            if indices is not None:
+                rows, before = indices[places], indices[before]
+            begins, bounds = np.empty_like(rows), np.searchsorted(rows, firsts)
+            for each, first, pair in zip(files, firsts, pairwise(bounds), strict=False):
+                own = slice(*pair)
+                begins[own] = first + each.first_from(rows[own] - first, before[own] - first)
+            if indices is not None:
+                begins = np.where(begins == rows, places, np.searchsorted(indices, begins))
+            self._shifts[start : start + places.size] = begins - places
+
+    def sizes(self) -> BlockSizes:
+        """Return the sizes of the blocks that have rows."""
+        sizes = np.diff(self._begins(np.arange(self.n_blocks + 1)))
+        n_blocks = int(np.count_nonzero(sizes))
+        squares = float(np.square(sizes, dtype=np.float64).sum())
+        return BlockSizes(
+            n_blocks=n_blocks,
+            mean=self._n / n_blocks,
+            largest=int(sizes.max()),
+            effective=squares / self._n,
+        )
+
+    def _begins(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many of the visited rows precede blocks; all of them for ``n_blocks``."""
+        begins: NDArray[np.int64] = blocks * self._block_size + self._shifts[blocks]
+        return np.minimum(begins, self._n)
+
+    def in_random_order(self, key: int) -> EpochOrder:
+        """Return the row numbers below ``n``, with the blocks in random order."""
+        permute, totals = Permutation(self.n_blocks, key), [np.empty(0, np.int64)]
+        for slot in range(0, self.n_blocks, _AT_ONCE):
+            blocks = permute(np.arange(slot, min(slot + _AT_ONCE, self.n_blocks)))
+            sizes = self._begins(blocks + 1) - self._begins(blocks)
+            totals.append(np.add.reduceat(sizes, np.arange(0, sizes.size, _GROUP)))
+        group_ends = np.cumsum(np.concatenate(totals))
+
+        def numbers_at(positions: NDArray[np.int64], /) -> NDArray[np.int64]:
+            flat = positions.ravel()
+            groups = np.unique(np.searchsorted(group_ends, flat, side="right"))
+            slots = (groups[:, None] * _GROUP + np.arange(_GROUP)).ravel()
+            blocks = permute(slots[slots < self.n_blocks])
+            begins = self._begins(blocks)
+            sizes = self._begins(blocks + 1) - begins
+            # Positions at which blocks end: those of a group follow the end of the one before.
+            starts = np.arange(0, sizes.size, _GROUP)
+            skipped = group_ends[groups] - np.cumsum(np.add.reduceat(sizes, starts))
+            ends = np.cumsum(sizes) + np.repeat(skipped, np.diff(starts, append=sizes.size))
+            which = np.searchsorted(ends, flat, side="right")
+            numbers: NDArray[np.int64] = (begins + sizes - ends)[which] + flat
+            return numbers.reshape(positions.shape)
+
+        return numbers_at
 
 
 # Purposes of the random streams of one epoch.
@@ -179,10 +254,11 @@ class BlockShuffling(SamplingStrategy):
         return among(self.indices, order)
 
     def prepared_bytes(self, n_rows: int) -> int:
-        """Return how much memory an epoch takes, in bytes: 8 per 1,024 aligned blocks."""
+        """Return how much memory an epoch takes, in bytes: 4 for each aligned block, 8 for 128."""
         if self.align is None:
             return 0
-        return 8 * -(-n_available(self.indices, n_rows) // (1024 * self.block_size))
+        n_blocks = -(-n_available(self.indices, n_rows) // self.block_size)
+        return 4 * n_blocks + 8 * -(-n_blocks // _GROUP)
 
     def bound_to(self, collection: Any) -> "BlockShuffling":
         """Return the strategy with the chunks of the collection if ``align="chunks"``."""

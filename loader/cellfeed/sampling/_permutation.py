@@ -1,9 +1,7 @@
 """A pseudorandom permutation of range(n) in constant memory."""
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,21 +112,6 @@ def _mix(word: int) -> int:
     return word ^ (word >> 31)
 
 
-# Compiled functions, if they have been imported already.
-
-
-def compiled(name: str) -> Callable[..., Any] | None:
-    """Return a function of `_kernels`; None if the module was not imported.
-
-    Processes that read cells have imported it; for a plan alone, the import would take longer than
-    it saves.
-    """
-    function: Callable[..., Any] | None = getattr(
-        sys.modules.get("cellfeed.sampling._kernels"), name, None
-    )
-    return function
-
-
 # Four rounds make a Feistel network a pseudorandom permutation on large domains (Luby and
 # Rackoff 1988). Small domains need more: with 8 rounds the 120 permutations of 5 elements are
 # visibly uneven, with 16 they cannot be told from even (tests/loader/sampling/test_permutation.py).
@@ -187,13 +170,15 @@ class Permutation:
         Values in [0, n), int64, in the shape of ``elements``.
         """
         words = elements.astype(np.uint64).ravel()
-        permute = compiled("permute")
-        if permute is None:
+        # Processes that read cells have imported it; for a plan alone, the import would take longer
+        # than it saves.
+        kernels = sys.modules.get("cellfeed.sampling._kernels")
+        if kernels is None:
             words = self._walked(words)
         else:
             keys, rounds = np.array(self.round_keys, np.uint64), np.arange(_N_ROUNDS)
             walking, places = np.empty(words.size, np.uint64), np.empty(words.size, np.int64)
-            permute(words, words.size, walking, places, keys, rounds, self.n)
+            kernels.permute(words, words.size, walking, places, keys, rounds, self.n)
         return words.view(np.int64).reshape(elements.shape)
 
     def _walked(self, words: NDArray[np.uint64]) -> NDArray[np.uint64]:

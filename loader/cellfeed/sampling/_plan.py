@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError, require_integer, require_positive, require_seed
 from cellfeed.sampling._base import EpochOrder, MatchedOrder, Progress, SamplingStrategy
-from cellfeed.sampling._permutation import compiled, derive_key, random_words
+from cellfeed.sampling._permutation import derive_key, random_words
 
 # The remaining rows of an epoch that was stopped, as positions of an epoch of their own.
 #
@@ -107,47 +107,6 @@ def _intervals_of_round(plan: "EpochPlan", number: int, n_delivered: int) -> lis
             runs = zip(steps[::2].tolist(), steps[1::2].tolist(), strict=True)
             intervals += [(done + start, end - start, number, rank) for start, end in runs]
     return intervals
-
-
-# Fast sorting for a fetch: the random words that shuffle it, and the rows that it reads.
-
-# Below that, clearing the counters of each row takes longer than NumPy takes to sort it.
-_LEAST_COMPILED = 1024
-_SIGN = np.uint64(1 << 63)
-
-
-def sorted_order(words: NDArray[np.uint64]) -> NDArray[np.intp]:
-    """Return ``np.argsort(words, axis=1, kind="stable")``.
-
-    Parameters
-    ----------
-    words
-        uint64, shape (n, size).
-    """
-    radix_order = compiled("radix_order")
-    order: NDArray[np.intp]
-    if radix_order is None or words.shape[1] < _LEAST_COMPILED:
-        order = np.argsort(words, axis=1, kind="stable")
-    else:
-        order = radix_order(np.ascontiguousarray(words)).astype(np.intp, copy=False)
-    return order
-
-
-def distinct(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-    """Return ``np.unique(rows, return_inverse=True)``.
-
-    Examples
-    --------
-    >>> distinct(np.array([7, 3, 7]))
-    (array([3, 7]), array([1, 0, 1]))
-    """
-    order = sorted_order(rows[None].astype(np.uint64) ^ _SIGN)[0]  # which negative ones precede
-    ascending = rows[order]
-    is_first = np.ones(rows.size, np.bool_)
-    np.not_equal(ascending[1:], ascending[:-1], out=is_first[1:])
-    inverse = np.empty(rows.size, np.intp)
-    inverse[order] = np.cumsum(is_first) - 1
-    return ascending[is_first], inverse
 
 
 _MOST_ROWS = 2**62  # of a fetch of all ranks, so that positions fit into 64 bits
@@ -264,7 +223,6 @@ class EpochPlan:
     streams: int | None = None
     after: tuple[Progress, ...] = ()
     _order: EpochOrder | None = field(default=None, init=False, repr=False, compare=False)
-    _n_left: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the sizes and the rank."""
@@ -322,9 +280,7 @@ class EpochPlan:
         """Number of positions that all ranks divide: those of the epoch, or the remaining ones."""
         if not self.after:
             return self.strategy.n_positions(self.n_rows)
-        if self._n_left is None:
-            self._epoch_order()
-        return self._n_left or 0
+        return cast(RemainingRows, self._epoch_order()).n
 
     @property
     def rows_per_stream(self) -> int:
@@ -368,9 +324,10 @@ class EpochPlan:
         first = first_minibatch * self.minibatch_size
         delivered = self.delivered_rows(number)[0, first:]
         if not self.strategy.n_companions:
-            return Fetch(*distinct(delivered))
+            return Fetch(*np.unique(delivered, return_inverse=True))
         companions = self.delivered_companions(number)[first:]
-        rows, inverse = distinct(np.concatenate([delivered, companions.ravel()]))
+        together = np.concatenate([delivered, companions.ravel()])
+        rows, inverse = np.unique(together, return_inverse=True)
         order, of_companions = np.split(inverse, [delivered.size])
         return Fetch(rows, order, of_companions.reshape(companions.shape))
 
@@ -475,7 +432,6 @@ class EpochPlan:
                 n = last.world_size
                 stopped = replace(self, after=tuple(before), rank=0, world_size=n, streams=None)
                 order = RemainingRows(stopped, last)
-                object.__setattr__(self, "_n_left", order.n)
             else:
                 key = derive_key(self.seed, self.epoch, _STRATEGY)
                 order = self.strategy.epoch_order(n_rows=self.n_rows, epoch_key=key)
@@ -485,16 +441,14 @@ class EpochPlan:
     def __getstate__(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in (state | {"_order": None, "_n_left": None}).items():
-            object.__setattr__(self, name, value)
-
     def _shuffle(self, places: NDArray[np.int64]) -> NDArray[np.intp]:
         stops = (len(self.after),) if self.after else ()
         key = derive_key(self.seed, self.epoch, _WITHIN_FETCH, *stops)
-        # What stays together has one word, and its order, since sorting is stable.
-        words = random_words(key, places // self.strategy.n_together)
-        return sorted_order(words)
+        # A word for each set of rows that stay together. No two words are the same.
+        together = self.strategy.n_together
+        words = random_words(key, places[:, ::together] // together)
+        firsts = np.argsort(words, axis=1) * together
+        return (firsts[:, :, None] + np.arange(together)).reshape(places.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Matrices for a suite to store, and the expected results, made from a few numbers and a seed."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from cellfeed.bytes._buffers import Buffer, BufferPool
 from cellfeed.rows import RaggedRows
 from cellfeed.sources import Layout
+
+Columns = Literal["ascending", "in any order", "some twice"]
+Values = Literal["counts", "any"]
 
 PLATES = ("plate 1", "plate 2", "plate 3")
 
@@ -65,8 +68,8 @@ class StoredCase:
     index_dtype: str = "<i4"
     pointer_dtype: str = "<i4"
     density: float = 0.5
-    columns: Literal["ascending", "in any order", "some twice"] = "ascending"
-    values: Literal["counts", "any"] = "counts"
+    columns: Columns = "ascending"
+    values: Values = "counts"
     element: str = "X"
     further_shape: tuple[int, ...] = ()
     storage: Any = None
@@ -184,59 +187,6 @@ class StoredCase:
 
     def _random(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, purpose])
-
-
-_VALUES: st.SearchStrategy[Literal["counts", "any"]] = st.sampled_from(["counts", "any"])
-
-
-def stored_cases(
-    *,
-    layouts: Sequence[Layout],
-    dtypes: Sequence[str],
-    index_dtypes: Sequence[str],
-    elements: Sequence[str],
-    further_shapes: Sequence[tuple[int, ...]] = ((),),
-    storages: Callable[[Layout, np.dtype[Any]], st.SearchStrategy[Any]],
-    min_rows: int = 1,
-    n_vars: int | None = None,
-) -> st.SearchStrategy[StoredCase]:
-    """Return a hypothesis strategy of cases, which shrinks to simple ones.
-
-    Parameters
-    ----------
-    layouts, dtypes, index_dtypes, elements, further_shapes, storages
-        Values to draw from; see `SourceConformance`.
-    min_rows
-        Minimum number of rows.
-    n_vars
-        Number of genes, drawn if None.
-    """
-
-    @st.composite
-    def cases(draw: st.DrawFn) -> StoredCase:
-        further_shape = draw(st.sampled_from(further_shapes))
-        layout = "dense" if further_shape else draw(st.sampled_from(layouts))
-        dtype = draw(st.sampled_from(dtypes))
-        genes = draw(st.integers(0, 12)) if n_vars is None else n_vars
-        columns = draw(st.sampled_from(["ascending", "ascending", "in any order", "some twice"]))
-        return StoredCase(
-            layout=layout,
-            n_rows=draw(st.integers(min_rows, 40)),
-            n_vars=genes,
-            dtype=dtype,
-            index_dtype=draw(st.sampled_from(index_dtypes)),
-            pointer_dtype=draw(st.sampled_from(["<i4", "<i8", "<u4", "<u8", ">i8"])),
-            density=draw(st.sampled_from([0.5, 1.0, 0.1, 0.0])),
-            columns=columns,  # type: ignore[arg-type]
-            # Sums of odd values would depend on their order.
-            values="counts" if columns == "some twice" else draw(_VALUES),
-            element=draw(st.sampled_from(elements)),
-            further_shape=further_shape,
-            storage=draw(storages(layout, np.dtype(dtype))),
-            seed=draw(st.integers(0, 999)),
-        )
-
-    return cases()
 
 
 def _odd_values(dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -1,12 +1,13 @@
 # ruff: noqa: S101 - a suite asserts
 """Tests of what a storage in files does with damage, for any storage."""
 
-import contextlib
 import os
 import pickle
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,48 +97,15 @@ class StorageDamageConformance:
     @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
     def test_files_that_are_cut(self, stored: Path, share: float) -> None:
         """Each file in turn is cut short before it is opened."""
-        expected = _content(self.open(stored))
-        for path in self.files(stored):
-            before = path.read_bytes()
-            os.truncate(path, int(share * len(before)))
-            found = self._outcome(stored, lambda: self.open(stored))
-            if found is not None and before:
-                _check(found, expected)
-            path.write_bytes(before)
+        self._check_each_damaged(stored, partial(_cut, share=share))
 
     def test_files_that_are_pipes(self, stored: Path) -> None:
         """Each file in turn is a pipe, which nobody waits for a writer of."""
-        expected = _content(self.open(stored))
-        for path in self.files(stored):
-            before = path.read_bytes()
-            path.unlink()
-            os.mkfifo(path)
-            is_done, waited = threading.Event(), list[Path]()
-            writer = threading.Thread(target=_end_waiting, args=(path, is_done, waited))
-            writer.start()
-            try:
-                found = self._outcome(stored, lambda: self.open(stored))
-            finally:
-                is_done.set()
-                writer.join()
-            assert not waited
-            if found is not None:
-                _check(found, expected)
-            path.unlink()
-            path.write_bytes(before)
+        self._check_each_damaged(stored, _as_pipe)
 
     def test_files_that_are_missing(self, stored: Path) -> None:
         """Each file in turn is missing; at least one is needed."""
-        expected, n_told = _content(self.open(stored)), 0
-        for path in self.files(stored):
-            before = path.read_bytes()
-            path.unlink()
-            found = self._outcome(stored, lambda: self.open(stored))
-            n_told += found is None
-            if found is not None:
-                _check(found, expected)
-            path.write_bytes(before)
-        assert n_told > 0
+        assert self._check_each_damaged(stored, _missing) > 0
 
     @pytest.mark.parametrize("was_read", [False, True])
     @pytest.mark.parametrize("change", ["replaced", "overwritten", "removed"])
@@ -208,6 +176,22 @@ class StorageDamageConformance:
             else:
                 each.unlink()
 
+    def _check_each_damaged(
+        self, path: Path, damage: Callable[[Path], AbstractContextManager[None]]
+    ) -> int:
+        """Read all cells with each file damaged in turn; return how often there was an error."""
+        expected, n_errors = _content(self.open(path)), 0
+        for each in self.files(path):
+            before = each.read_bytes()
+            with damage(each):
+                found = self._outcome(path, lambda: self.open(path))
+            n_errors += found is None
+            if found is not None:
+                _check(found, expected)
+            each.unlink(missing_ok=True)
+            each.write_bytes(before)
+        return n_errors
+
     def _outcome(self, path: Path, opened: Callable[[], Collection]) -> Any:
         """Return all cells; None if there was an error."""
         try:
@@ -239,9 +223,36 @@ def _check(found: Any, expected: Any, *, are_values_checked: bool = True) -> Non
             np.testing.assert_array_equal(one, other)
 
 
-def _end_waiting(pipe: Path, is_done: threading.Event, waited: list[Path]) -> None:
-    """Be the writer of a pipe that somebody waits for, until this is not needed any more."""
-    while not is_done.wait(0.2):
-        with contextlib.suppress(OSError):  # nobody has opened it
-            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
-            waited.append(pipe)
+@contextmanager
+def _cut(path: Path, share: float) -> Iterator[None]:
+    os.truncate(path, int(share * path.stat().st_size))
+    yield
+
+
+@contextmanager
+def _missing(path: Path) -> Iterator[None]:
+    path.unlink()
+    yield
+
+
+@contextmanager
+def _as_pipe(path: Path) -> Iterator[None]:
+    """Let a file be a pipe, and be its writer if somebody waits for one, which is an error."""
+    path.unlink()
+    os.mkfifo(path)
+    is_done, waited = threading.Event(), list[Path]()
+
+    def end_waiting() -> None:
+        while not is_done.wait(0.2):
+            with suppress(OSError):  # nobody has opened it
+                os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+                waited.append(path)
+
+    writer = threading.Thread(target=end_waiting)
+    writer.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        writer.join()
+    assert not waited

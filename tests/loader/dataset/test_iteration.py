@@ -279,7 +279,7 @@ for _ in range(4):
 """
 _DROPPED = """
 import time
-from cellfeed.dataset._iteration import Iteration
+from cellfeed.dataset._run import Iteration
 
 def numbers():
     try:

@@ -24,8 +24,7 @@ from cellfeed import (
     open_collection,
 )
 from cellfeed.bytes._buffers import SharedFile, SharedPool
-from cellfeed.bytes._lent import Arrivals
-from cellfeed.dataset._workers import WorkerStart, message_of
+from cellfeed.dataset._workers import Arrivals, WorkerStart, message_of
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory"),
@@ -141,17 +140,22 @@ def test_memory_of_another_size_takes_the_place_of_what_is_free(both):
 
 
 def test_what_is_kept_when_the_workers_have_gone(both):
-    """Keeps no more than itself, and is given back when it is dropped."""
+    """Keeps no more than itself, and is given back when all of it is dropped."""
     kept = [both.send(both.placed(k)) for k in range(30)]
+    del kept[3:]
     whole = both.resident_bytes
     both.end_workers()
-    assert [set(each.tolist()) for each in kept] == [{k} for k in range(30)]
+    assert [set(each.tolist()) for each in kept] == [{k} for k in range(3)]
+    assert both.resident_bytes < whole / 5
     del kept[:-1]
-    other = Both()
-    other.send(None)
-    assert both.resident_bytes < whole / 10
-    assert kept[0].tolist() == [29] * N_VALUES
-    other.close()
+    assert kept[0].tolist() == [2] * N_VALUES
+    n_mapped = lent_to_this_process()
+    del kept[:]
+    assert lent_to_this_process() == n_mapped - 1
+
+
+def lent_to_this_process():
+    return Path("/proc/self/maps").read_text().count("memfd:cellfeed")
 
 
 def test_what_was_dropped_before_the_workers_have_gone(both):
@@ -301,14 +305,11 @@ class TestForks:
     def test_see_memory_that_outlives_the_workers(self, both):
         received = [both.send(both.placed(7)), both.send(both.placed(8))]
         child = Child(lambda: received[0].tolist() == [7] * N_VALUES)
-        both.end_workers()
         del received[0]
+        both.end_workers()
         other = Both()
         other.send(None)
         assert child.answer()
-        whole = both.resident_bytes
-        other.send(None)
-        assert both.resident_bytes < whole
         assert received[0].tolist() == [8] * N_VALUES
         other.close()
 

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.bytes._location import LastingIdentity, Location, digest_of
-from cellfeed.bytes._remote._client import Version, disk_cache, stores_of
+from cellfeed.bytes._remote._client import Version, cancelled, disk_cache, stores_of
 from cellfeed.bytes._remote._disk_cache import DiskCache, ObjectVersion
-from cellfeed.bytes._remote._failures import cancelled
 from cellfeed.bytes._remote._scheduler import (
     GAP,
     LARGEST_REQUEST,

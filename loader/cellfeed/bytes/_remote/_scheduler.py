@@ -22,12 +22,13 @@ from cellfeed.bytes._remote._client import (
     Stores,
     Version,
     ask_in_loop,
+    cancelled,
     check_length,
     in_loop,
     is_forked,
+    is_overload,
     stores_of,
 )
-from cellfeed.bytes._remote._failures import cancelled, is_overload
 from cellfeed.bytes._store import LOOK_UP_SECONDS, is_cancelled
 
 LARGEST_REQUEST = 1 << 23  # a larger one would arrive late, and occupy memory, as a whole
