@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -19,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.bytes import Location, identity
+from cellfeed.bytes import Location, digest_of, digest_of_array, identity
 from cellfeed.collection import Collection, JoinVars, located
 from cellfeed.console import format_bytes
 from cellfeed.extending import (
@@ -448,7 +447,7 @@ def describe_job(
         ),
         frames=contents.frames,
         uns=contents.uns,
-        rows="" if rows is None else digest(rows.tobytes()),
+        rows=digest_of_array(rows),
         block_size=1,
         n_cells=len(collection) if rows is None else rows.size,
         linked=tuple(InputFile.of(Location.of(file)) for file in sorted(linked)),
@@ -511,13 +510,8 @@ def _row_length(collection: Collection, name: str) -> float:
 def describe_request(paths: Any, asked: Any, rows: Any, settings: Mapping[str, Any]) -> str:
     """Return a digest of a call: its files as they are now, and its parameters."""
     files = [asdict(InputFile.of(each.location)) for each in located(paths)]
-    of_rows = "" if rows is None else digest(np.asarray(rows).tobytes())
-    return digest(json.dumps([files, asked, of_rows, settings]).encode())
-
-
-def digest(content: bytes) -> str:
-    """Return a digest of the content of a parameter."""
-    return hashlib.sha256(content).hexdigest()
+    of_rows = digest_of_array(None if rows is None else np.ascontiguousarray(rows))
+    return digest_of(json.dumps([files, asked, of_rows, settings]))
 
 
 def _default_block_size(job: Job, rows_per_chunk: float) -> int:
