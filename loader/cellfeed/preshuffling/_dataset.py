@@ -21,9 +21,9 @@ from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 from zarr.codecs.numcodecs import AsType, Delta
 
 from cellfeed.decode import expect_numcodecs, kernels
-from cellfeed.extending import usable_cpu_count
+from cellfeed.extending import os_errors, usable_cpu_count
 from cellfeed.preshuffling._inputs import Inputs, table_of
-from cellfeed.preshuffling._job import Job, Matrix, os_errors
+from cellfeed.preshuffling._job import Job, Matrix
 
 
 class CsrPart:

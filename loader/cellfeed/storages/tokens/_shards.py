@@ -11,7 +11,7 @@ import os
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from cellfeed.bytes import (
     versions_below,
     versions_of,
 )
-from cellfeed.extending import CellfeedError, FormatError, ParameterError, PathError
+from cellfeed.extending import CellfeedError, FormatError, ParameterError, PathError, os_errors
 from cellfeed.sources import files_in
 
 # The folder, on this machine, a web server or an object store: its files.
@@ -428,7 +428,7 @@ class WrittenFile:
     def write(self, data: bytes | NDArray[Any]) -> None:
         """Write bytes, or the elements of a contiguous array."""
         buffer = data if isinstance(data, bytes) else data.reshape(-1).view(np.uint8).data
-        with self._named_errors():
+        with os_errors(self.path):
             self._file.write(buffer)
         self.crc32 = zlib.crc32(buffer, self.crc32)
         self.n_bytes += len(buffer)
@@ -440,19 +440,11 @@ class WrittenFile:
 
     def close(self, *, synced: bool = False) -> None:
         """Close the file; if ``synced``, wait until all bytes are on disk."""
-        with self._named_errors():
+        with os_errors(self.path):
             if synced and not self._file.closed:
                 self._file.flush()
                 os.fsync(self._file.fileno())
             self._file.close()
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        """Add the path to errors of the system, such as a full disk."""
-        try:
-            yield
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
 
 def sync_folder(folder: Path) -> None:
