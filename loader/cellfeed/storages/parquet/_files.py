@@ -384,9 +384,9 @@ class ParquetFiles:
         file, number = int(groups.files[group]), int(groups.numbers[group])
         n_rows = int(groups.starts[group + 1] - groups.starts[group])
         first = 0
-        source = self._source(file, groups.offsets[group], groups.sizes[group])
         with self.damage_named(file, f"row group {number}"):
-            decoded = self._opened(file, source).iter_batches(
+            opened = self._opened(file, groups.offsets[group], groups.sizes[group])
+            decoded = opened.iter_batches(
                 batch_size=_BATCH_ROWS, row_groups=[number], columns=[*columns], use_threads=False
             )
             for batch in decoded:
@@ -441,15 +441,31 @@ class ParquetFiles:
                 there = zip(fields, are_plain, strict=True)
                 text = [each.name for each, fits in there if fits and kind(each.type) == "text"]
             with self.damage_named(file, f"columns {', '.join(map(repr, columns))}"):
-                source = self._source(file, chunks.begins.ravel(), chunks.sizes.ravel())
-                opened = self._opened(file, source, text)
+                opened = self._opened(file, chunks.begins.ravel(), chunks.sizes.ravel(), text)
                 return opened.read([*columns], use_threads=False).select([*columns])
 
         yield from self.each(read)
 
-    def _opened(self, file: int, source: Any, text: Sequence[str] = ()) -> Any:
-        import pyarrow.parquet as pq  # noqa: PLC0415 - optional
+    def _opened(
+        self,
+        file: int,
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        text: Sequence[str] = (),
+    ) -> Any:
+        """Open a file with pyarrow, to read ranges of it; columns of text become dictionaries."""
+        import pyarrow as pa  # noqa: PLC0415 - optional
+        import pyarrow.parquet as pq  # noqa: PLC0415
 
+        if self._objects is None:
+            self.check(file)
+            source = pa.OSFile(self._absolute[file])
+        else:
+            given = offsets.tolist(), sizes.tolist()
+            found: Any = self._objects.read_ranges(*_as_ranges(file, *given))
+            there = (memoryview(b"" if each is None else each) for each in found)
+            parts = dict(zip(given[0], there, strict=True))
+            source = pa.PythonFile(_Ranges(parts, self._states[file].size), mode="r")
         return pq.ParquetFile(
             source,
             metadata=self.footer(file).metadata,
@@ -457,20 +473,6 @@ class ParquetFiles:
             pre_buffer=False,
             page_checksum_verification=True,
         )
-
-    def _source(self, file: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> Any:
-        """Return what pyarrow reads a file from, of which only some ranges are needed."""
-        import pyarrow as pa  # noqa: PLC0415 - optional
-
-        if self._objects is None:
-            self.check(file)
-            with self.damage_named(file, "it"):
-                return pa.OSFile(self._absolute[file])
-        given = offsets.tolist(), sizes.tolist()
-        found: Any = self._objects.read_ranges(*_as_ranges(file, *given))
-        there = (memoryview(b"" if each is None else each) for each in found)
-        parts = dict(zip(given[0], there, strict=True))
-        return pa.PythonFile(_Ranges(parts, self._states[file].size), mode="r")
 
 
 def _as_ranges(

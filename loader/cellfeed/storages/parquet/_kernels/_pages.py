@@ -112,17 +112,10 @@ def find_pages(  # noqa: PLR0912 - one for each kind
         if kind != fields.INDEX_PAGE:
             if n < len(pages):
                 page = pages[n]
-                (
-                    page[fields.BEGIN],
-                    page[fields.STORED],
-                    page[fields.PAGE_SIZE],
-                    page[fields.KIND],
-                ) = at, stored, size, kind
-                page[fields.N_ENTRIES], page[fields.N_PAGE_ROWS], page[fields.IS_INDEXED] = (
-                    entries,
-                    n_rows,
-                    is_indexed,
-                )
+                page[fields.BEGIN], page[fields.STORED] = at, stored
+                page[fields.PAGE_SIZE], page[fields.KIND] = size, kind
+                page[fields.N_ENTRIES], page[fields.N_PAGE_ROWS] = entries, n_rows
+                page[fields.IS_INDEXED] = is_indexed
                 page[fields.REPETITIONS], page[fields.DEFINITIONS] = repetitions, definitions
                 page[fields.IS_COMPRESSED], page[fields.N_VALUES] = is_compressed, 0
                 page[fields.VALUES_BEGIN], page[fields.VALUES_END] = 0, 0
@@ -329,11 +322,8 @@ def _unpack(
 
     The dictionary has a value for each index of this width.
     """
-    mask, bit, largest = (
-        (np.uint64(1) << np.uint64(width)) - np.uint64(1),
-        first * width,
-        np.uint64(0),
-    )
+    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+    bit, largest = first * width, np.uint64(0)
     for k in range(n):
         word = load_word(address + (bit >> 3))
         index = (word >> np.uint64(bit & 7)) & mask
@@ -473,10 +463,8 @@ def _decompressed(
     The levels of a page of the second kind stay where they are.
     """
     n_levels = page[fields.REPETITIONS] + page[fields.DEFINITIONS]
-    source, stored = (
-        np.int64(data.ctypes.data) + page[fields.BEGIN] + n_levels,
-        page[fields.STORED] - n_levels,
-    )
+    source = np.int64(data.ctypes.data) + page[fields.BEGIN] + n_levels
+    stored, target = page[fields.STORED] - n_levels, np.int64(buffer.ctypes.data)
     size = page[fields.PAGE_SIZE] - n_levels
     if size > buffer.size - fields.PADDING:
         return -1
@@ -486,20 +474,9 @@ def _decompressed(
     if column[fields.LIST_DECOMPRESS] == 0 or not page[fields.IS_COMPRESSED]:
         if stored != size:
             return -1
-        copy_bytes(np.int64(buffer.ctypes.data), source, wanted)
+        copy_bytes(target, source, wanted)
         return wanted
-    arguments = (
-        source,
-        stored,
-        np.int64(buffer.ctypes.data),
-        size,
-        0,
-        wanted,
-        states[0],
-        states[1],
-        states[2],
-        0,
-    )
+    arguments = source, stored, target, size, 0, wanted, states[0], states[1], states[2], 0
     n = call(column[fields.LIST_DECOMPRESS], arguments)
     return int(min(n, wanted))  # what follows them may be wrong
 
