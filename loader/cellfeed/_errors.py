@@ -15,8 +15,10 @@
 Each message is one line: what is wrong, where, and the remedy.
 """
 
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from numbers import Integral
 from typing import Any
@@ -187,3 +189,25 @@ def lacks_threads(error: BaseException) -> bool:
 def one_line(error: BaseException) -> str:
     """Return the message of an error in one line."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+@contextmanager
+def os_errors(path: "str | os.PathLike[str]") -> Iterator[None]:
+    """Raise errors of the system, such as a full disk, as `OSError` with a path.
+
+    Libraries that write files name the system's error only in their messages (HDF5, zarrs), or
+    hide it behind another one (HDF5).
+    """
+    try:
+        yield
+    except CellfeedError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        hidden = error.__context__ if isinstance(error, RuntimeError) else None
+        numbers = [getattr(each, "errno", None) for each in (error, hidden)]
+        named = re.search(r"\(os error (\d+)\)|\berrno = (\d+)", f"{error} {hidden}")
+        numbers += [int(each) for each in (named.groups() if named else ()) if each]
+        number = next(filter(None, numbers), None)
+        if number is None or getattr(error, "filename", None) is not None:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed.collection import Collection
-from cellfeed.extending import ParameterError, one_line, pd, require_positive
+from cellfeed.extending import ParameterError, one_line, pd, require_one_of, require_positive
 from cellfeed.genes._sums import N_LARGEST, Batches, Sums, require_genes, sums_of
 from cellfeed.transforms import Transform
 
@@ -111,10 +111,7 @@ def highly_variable_genes(
     >>> table.index[table["highly_variable"]].tolist()
     ['7']
     """
-    if flavor not in get_args(Flavor):
-        known = ", ".join(map(repr, get_args(Flavor)))
-        msg = f"`flavor` must be one of {known}, but got {flavor!r}"
-        raise ParameterError(msg)
+    require_one_of("flavor", flavor, get_args(Flavor))
     n_top_genes = require_positive("n_top_genes", n_top_genes)
     n_bins = require_positive("n_bins", n_bins)
     given: Any = span

@@ -19,7 +19,7 @@ from cellfeed.bytes import (
     digest_of_array,
     lasting_identity,
 )
-from cellfeed.collection import Collection
+from cellfeed.collection import Collection, labels_of
 from cellfeed.dataset import CellDataset, ReadOptions
 from cellfeed.extending import (
     ColumnError,
@@ -31,7 +31,7 @@ from cellfeed.extending import (
 )
 from cellfeed.genes import _kernels
 from cellfeed.machine import usable_memory_bytes
-from cellfeed.rows import CategoricalColumn, Cells
+from cellfeed.rows import Cells
 from cellfeed.sampling import Streaming
 from cellfeed.transforms import Transform
 
@@ -51,13 +51,13 @@ class Batches:
     rows
         Rows of the collection, ascending, int64; None for all of them.
     codes
-        Batch of each of these cells, of the smallest unsigned dtype, shape (n_cells,).
+        Batch of each of these cells, of the smallest integer dtype, shape (n_cells,).
     names
         Names of the batches.
     """
 
     rows: NDArray[np.int64] | None
-    codes: NDArray[np.unsignedinteger]
+    codes: NDArray[np.integer]
     names: Sequence[Any]
 
     @classmethod
@@ -76,19 +76,15 @@ class Batches:
         rows = None if indices is None else np.asarray(strategy.indices)
         if batch_key is None:
             return cls(rows=rows, codes=np.zeros(n_cells, np.uint8), names=[None])
-        column = collection.read_obs([batch_key])[batch_key]
-        values = column.values if rows is None else column.values[rows]
-        is_missing = values < 0 if isinstance(column, CategoricalColumn) else pd.isna(values)
-        if is_missing.any():
+        which = slice(None) if rows is None else rows
+        labels = labels_of(collection, batch_key, "batch_key", which, len(collection))
+        if None in labels.labels:
             msg = (
-                f"{np.count_nonzero(is_missing):,} cells have no {batch_key!r} in obs; give the "
-                "rows of the others as `indices`"
+                f"{labels.counts[-1]:,} cells have no {batch_key!r} in obs; give the rows of the "
+                "others as `indices`"
             )
             raise ColumnError(msg)
-        found, codes = np.unique(values, return_inverse=True)
-        names = column.categories[found] if isinstance(column, CategoricalColumn) else found
-        compact = codes.astype(np.min_scalar_type(found.size))
-        return cls(rows=rows, codes=compact, names=names.tolist())
+        return cls(rows=rows, codes=labels.codes, names=labels.labels)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

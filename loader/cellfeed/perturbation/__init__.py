@@ -29,7 +29,7 @@ from cellfeed.collection import (
     labels_of,
     located,
 )
-from cellfeed.extending import FormatError, ParameterError, PathError, pd
+from cellfeed.extending import FormatError, ParameterError, PathError, pd, require_one_of
 from cellfeed.sampling import named_values
 
 __all__ = ["PerturbationSplit", "perturbation_datasets", "perturbation_split"]
@@ -497,8 +497,7 @@ class PerturbationSplit(Sequence[Rows]):
         return self[2]
 
     def _are_controls(self, part: Part) -> pd.Series[bool]:
-        if part not in _PARTS:
-            raise ParameterError(f"`part` must be one of {', '.join(_PARTS)}, but got {part!r}")
+        require_one_of("part", part, _PARTS)
         parts, contexts = self._table["part"], self._table["context"]
         are_controls = parts == _CONTROL
         return are_controls & ((part == "train") | contexts.isin(contexts[parts == part]))

@@ -21,15 +21,13 @@ from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 from zarr.codecs.numcodecs import AsType, Delta
 
 from cellfeed.decode import expect_numcodecs, kernels
-from cellfeed.extending import usable_cpu_count
+from cellfeed.extending import os_errors, usable_cpu_count
 from cellfeed.preshuffling._inputs import Inputs, table_of
-from cellfeed.preshuffling._job import Job, Matrix, os_errors
+from cellfeed.preshuffling._job import Job, Matrix
 
 
 class CsrPart:
     """Sparse rows of a part: filled in storage order, and taken out in shuffled order.
-
-    Values that are whole numbers from 0 to 65,535 are held as uint16, as long as all are.
 
     Parameters
     ----------
@@ -65,43 +63,24 @@ class CsrPart:
         self._n_rows = self.n_elements = 0
         self.largest_count: int | None = 0
         # Memory that is not written to is not taken, so there is room to spare.
-        self._allocate(n_elements + n_elements // 4 + 1)
+        self._arrays = self._allocated(n_elements + n_elements // 4 + 1)
 
     def append(self, rows: sp.csr_array) -> None:
         """Add the next rows in storage order."""
         n_rows, n_elements = self._n_rows + rows.shape[0], self.n_elements + rows.indices.size
         self._lengths[self._n_rows : n_rows] = np.diff(rows.indptr)
-        if self._values.size < n_elements:
-            before = self._arrays
-            self._allocate(n_elements + n_elements // 4)
+        if self._arrays["data"].size < n_elements:
+            before, self._arrays = self._arrays, self._allocated(n_elements + n_elements // 4)
             for name, array in before.items():
                 self._arrays[name][: self.n_elements] = array[: self.n_elements]
-        here = slice(self.n_elements, n_elements)
-        self._arrays["indices"][here] = rows.indices
+        self._arrays["indices"][self.n_elements : n_elements] = rows.indices
+        self._arrays["data"][self.n_elements : n_elements] = rows.data
         if self.largest_count is not None:
-            largest = _copy_counts(rows.data, self._arrays["data"][here])
-            self.largest_count = None if largest is None else max(self.largest_count, largest)
-        if self.largest_count is None:
-            self._widen()
-            self._arrays["data"][here] = rows.data
+            self.largest_count = _largest_count(rows.data, self.largest_count)
         self._n_rows, self.n_elements = n_rows, n_elements
 
-    def _allocate(self, n_elements: int) -> None:
-        self._values = np.empty(n_elements, self.dtypes["data"])
-        self._arrays = {
-            "data": self._values,
-            "indices": np.empty(n_elements, self.dtypes["indices"]),
-        }
-        if self.largest_count is not None and np.can_cast(_COUNTS, self._values.dtype):
-            self._arrays["data"] = self._values.view(_COUNTS)
-
-    def _widen(self) -> None:
-        """Hold values in their dtype, in the same memory; the last ones move first."""
-        held, self._arrays["data"] = self._arrays["data"], self._values
-        if held.dtype != self._values.dtype:
-            for start in reversed(range(0, self.n_elements, _PIECE)):
-                piece = slice(start, min(start + _PIECE, self.n_elements))
-                self._values[piece] = held[piece].copy()
+    def _allocated(self, n_elements: int) -> dict[str, NDArray[Any]]:
+        return {name: np.empty(n_elements, dtype) for name, dtype in self.dtypes.items()}
 
     def shuffle(self, order: NDArray[np.intp]) -> None:
         """Put the rows into another order, without a copy of them."""
@@ -122,10 +101,7 @@ class CsrPart:
         )
 
     def elements(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Return elements ``[start, stop)`` of ``data`` or ``indices`` in shuffled order.
-
-        Those of ``data`` are uint16 if there is a `largest_count` that their dtype can hold.
-        """
+        """Return elements ``[start, stop)`` of ``data`` or ``indices`` in shuffled order."""
         first = np.searchsorted(self.pointer, start, side="right") - 1
         last = np.searchsorted(self.pointer, stop, side="left")
         bounds = self.pointer[first : last + 1].clip(start, stop)
@@ -140,24 +116,20 @@ class CsrPart:
         return elements
 
 
-_COUNTS = np.dtype(np.uint16)
-_PIECE = 1 << 16  # elements; several arrays of as many are in the cache
+_LARGEST_COUNT = np.iinfo(np.uint16).max
+_PIECE = 1 << 16  # elements; a few arrays of as many are in the cache
 
 
-def _copy_counts(values: NDArray[Any], out: NDArray[Any]) -> int | None:
-    """Copy values, and return the largest, if all are whole numbers from 0 to 65,535, without -0.
-
-    Otherwise return None, with some of them copied.
-    """
-    largest = 0
+def _largest_count(values: NDArray[Any], largest: int) -> int | None:
+    """Return the largest of values and ``largest``, unless `CsrPart.largest_count` is None."""
     for start in range(0, values.size, _PIECE):
-        piece, copied = values[start : start + _PIECE], out[start : start + _PIECE]
-        if not 0 <= piece.min() <= piece.max() <= np.iinfo(_COUNTS).max:  # not if one is NaN
+        piece = values[start : start + _PIECE]
+        most = piece.max()
+        if not 0 <= piece.min() <= most <= _LARGEST_COUNT:  # not if one is NaN
             return None
-        np.copyto(copied, piece, casting="unsafe")
-        if piece.dtype.kind == "f" and (np.signbit(piece).any() or (copied != piece).any()):
+        if piece.dtype.kind == "f" and (np.signbit(piece) | (np.floor(piece) != piece)).any():
             return None
-        largest = max(largest, int(copied.max()))
+        largest = max(largest, int(most))
     return largest
 
 

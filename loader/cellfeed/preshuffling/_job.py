@@ -3,11 +3,8 @@
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import math
-import os
-import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.bytes import Location, identity
+from cellfeed.bytes import Location, digest_of, digest_of_array, identity
 from cellfeed.collection import Collection, JoinVars, located
 from cellfeed.console import format_bytes
 from cellfeed.extending import (
@@ -27,12 +24,14 @@ from cellfeed.extending import (
     MismatchError,
     ParameterError,
     PathError,
+    os_errors,
     pd,
+    require_one_of,
     require_positive,
     require_seed,
 )
 from cellfeed.preshuffling._by_row import ByRow
-from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch
+from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch, Streaming
 from cellfeed.sources import merge_consecutive
 from cellfeed.sources.anndata import DATASETS
 
@@ -229,7 +228,7 @@ class Job:
     genes, rows
         Digests of the chosen genes and of the chosen rows; empty if they are not chosen.
     in_order
-        Whether cells keep their order, in place of `plan`.
+        Whether cells keep their order.
     group_by
         Names of obs columns; the cells of each part are sorted by them, and shuffled within groups.
     seed, block_size
@@ -314,7 +313,7 @@ class Job:
     def plan(self) -> EpochPlan:
         """The plan, which assigns cells to parts and orders them."""
         return EpochPlan(
-            strategy=BlockShuffling(block_size=self.block_size),
+            strategy=Streaming() if self.in_order else BlockShuffling(block_size=self.block_size),
             n_rows=self.n_cells,
             batch_size=self.cells_per_part,
             fetch_factor=1,
@@ -328,10 +327,6 @@ class Job:
 
     def part(self, number: int) -> Fetch:
         """Return the cells of a part, and their order in it, numbered among those to write."""
-        if self.in_order:
-            start = number * self.cells_per_part
-            size = self.part_size(number)
-            return Fetch(rows=np.arange(start, start + size), order=np.arange(size))
         return self.plan.fetch(number)
 
     def part_size(self, number: int) -> int:
@@ -435,10 +430,7 @@ def describe_job(
         ``memory``, ``block_size`` or ``cells_per_chunk`` is below 1, ``seed`` is not an integer,
         there is no such codec, or an element is not a matrix of numbers.
     """
-    codec = settings["codec"]
-    if codec not in CODECS:
-        msg = f"`codec` must be one of {', '.join(map(repr, CODECS))}, but got {codec!r}"
-        raise ParameterError(msg)
+    require_one_of("codec", settings["codec"], CODECS)
     linked = {file for source in collection.sources for file in source.linked_files()}
     job = Job(
         inputs=tuple(map(InputFile.of, collection.locations)),
@@ -448,7 +440,7 @@ def describe_job(
         ),
         frames=contents.frames,
         uns=contents.uns,
-        rows="" if rows is None else digest(rows.tobytes()),
+        rows=digest_of_array(rows),
         block_size=1,
         n_cells=len(collection) if rows is None else rows.size,
         linked=tuple(InputFile.of(Location.of(file)) for file in sorted(linked)),
@@ -511,38 +503,14 @@ def _row_length(collection: Collection, name: str) -> float:
 def describe_request(paths: Any, asked: Any, rows: Any, settings: Mapping[str, Any]) -> str:
     """Return a digest of a call: its files as they are now, and its parameters."""
     files = [asdict(InputFile.of(each.location)) for each in located(paths)]
-    of_rows = "" if rows is None else digest(np.asarray(rows).tobytes())
-    return digest(json.dumps([files, asked, of_rows, settings]).encode())
-
-
-def digest(content: bytes) -> str:
-    """Return a digest of the content of a parameter."""
-    return hashlib.sha256(content).hexdigest()
+    of_rows = digest_of_array(None if rows is None else np.ascontiguousarray(rows))
+    return digest_of(json.dumps([files, asked, of_rows, settings]))
 
 
 def _default_block_size(job: Job, rows_per_chunk: float) -> int:
     reads_well = 1 << max(0, int(np.ceil(np.log2(_CHUNKS_PER_BLOCK * rows_per_chunk))))
     mixes_well = max(1, job.cells_per_part // _LEAST_BLOCKS_PER_PART)
     return min(max(reads_well, _LEAST_BLOCK), mixes_well)
-
-
-# Errors of the system, such as a full disk, as Python's `OSError`.
-
-
-@contextmanager
-def os_errors(path: Path) -> Iterator[None]:
-    """Add the path to errors of zarr, and convert those of zarrs to `OSError`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    except RuntimeError as error:  # of zarrs
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 # The output folder: its job, its finished parts, and leftovers of a run that was killed.

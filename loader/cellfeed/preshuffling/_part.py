@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed.bytes import digest_of
 from cellfeed.collection import Collection
 from cellfeed.console import format_bytes
 from cellfeed.extending import ParameterError, PathError
 from cellfeed.fetch import PlannedRead, Reader, Stage, in_stages
 from cellfeed.preshuffling._dataset import CsrPart, write_dataset
 from cellfeed.preshuffling._inputs import Inputs
-from cellfeed.preshuffling._job import Job, OutputFolder, digest
+from cellfeed.preshuffling._job import Job, OutputFolder
 from cellfeed.rows import Cells
 
 # A process holds the buffers of one part; the threads of a Dask worker take turns.
@@ -74,11 +75,6 @@ def write_part_of(path: str, token: str, number: int) -> int:
     return peak_memory()
 
 
-def token_of(job: Job) -> str:
-    """Return a short identifier of a job."""
-    return digest(job.to_json().encode())
-
-
 def peak_memory() -> int:
     """Return the peak memory of this process so far, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
@@ -89,7 +85,7 @@ def peak_memory() -> int:
 def _opened(path: str, token: str) -> tuple[OutputFolder, Job, Inputs]:
     folder = OutputFolder(Path(path))
     job = folder.begun()
-    if job is None or token_of(job) != token:
+    if job is None or digest_of(job.to_json()) != token:
         msg = f"{path}: is not visible to a Dask worker; give an output that all machines share"
         raise PathError(msg)
     return folder, job, Inputs.open(job, folder)
@@ -179,7 +175,7 @@ def written_on_dask(
         raise ParameterError(msg) from error
     with client:
         _check_workers(client, job.memory)
-        n, path, token = len(numbers), str(folder.path), token_of(job)
+        n, path, token = len(numbers), str(folder.path), digest_of(job.to_json())
         futures = client.map(
             write_part_of, [path] * n, [token] * n, numbers, pure=False, retries=_RETRIES
         )

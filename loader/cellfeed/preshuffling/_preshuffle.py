@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,20 +13,25 @@ import zarr
 from anndata.io import read_elem, sparse_dataset
 from numpy.typing import NDArray
 
-from cellfeed.bytes import writable_path
+from cellfeed.bytes import digest_of, writable_path
 from cellfeed.collection import Collection, Genes, JoinVars, row_numbers
 from cellfeed.decode import expect_numcodecs
-from cellfeed.extending import FormatError, ParameterError, require_list
-from cellfeed.preshuffling._append import contents_of_store, describe_extension
+from cellfeed.extending import (
+    FormatError,
+    MismatchError,
+    ParameterError,
+    require_list,
+    require_not_negative,
+)
 from cellfeed.preshuffling._inputs import Inputs, contents_of, open_matrices, open_parts
 from cellfeed.preshuffling._job import (
     Contents,
+    InputFile,
     Job,
     Matrix,
     OutputFolder,
     describe_job,
     describe_request,
-    digest,
     genes_as_json,
 )
 from cellfeed.preshuffling._part import (
@@ -35,7 +40,144 @@ from cellfeed.preshuffling._part import (
     written_on_dask,
 )
 from cellfeed.preshuffling._tables import CellTable, provenance_of
+from cellfeed.sampling import derive_key, random_words
 from cellfeed.sources import merge_consecutive
+
+# Appending cells to a finished store: what has to agree, and which parts they are mixed with.
+
+Extension = tuple[Collection, NDArray[np.int64], Job]
+"""The collection of parts of the store and of files, its rows to write, and the job."""
+
+
+def contents_of_store(first: Job) -> Contents:
+    """Return what is written of files that are appended, unless it is stated: the same again."""
+    return Contents(
+        matrices=first.elements,
+        frames=first.frames,
+        uns=first.uns,
+        paths={each.name: each.path for each in first.matrices},
+    )
+
+
+def describe_extension(
+    folder: OutputFolder,
+    paths: Any,
+    contents: Contents,
+    selected: Callable[[Collection], NDArray[np.int64] | None],
+    *,
+    join_vars: JoinVars,
+    mix: int,
+    seed: int,
+    begun: Job | None,
+    **settings: Any,
+) -> Extension:
+    """Describe how files extend a finished store.
+
+    The first source of the collection is the newest part of the store, whose genes, dtypes and
+    categories those of the files are fitted to.
+
+    Parameters
+    ----------
+    folder, paths, contents
+        The store, the files, and what is written of them.
+    selected
+        Returns the rows of the files to write; None for all.
+    join_vars
+        Which genes the files may have; see `Genes`, ``of_first``.
+    mix
+        Number of parts of the store with which each new part is merged.
+    seed
+        Seed of the choice of these parts.
+    begun
+        The job, if it has been begun.
+    **settings
+        See `describe_job`.
+
+    Raises
+    ------
+    ParameterError
+        A file is in the store already, or other elements would be written than the store has.
+    MismatchError
+        The files have other genes or a wider dtype.
+    """
+    require_not_negative("mix", mix)
+    jobs, numbers = folder.finished(), folder.numbers()
+    new = open_matrices(paths, contents.matrices, Genes("outer"), folder.by_row)
+    there = {path for job in jobs for path in job.paths[job.n_stored :]}
+    for location in new.locations:
+        if InputFile.of(location).path in there:
+            msg = f"{location}: is in {folder.path} already; give files that are not"
+            raise ParameterError(msg)
+    stored = _stored_matrices(folder, jobs[0], contents)
+    rows = selected(new)
+    rows = np.arange(len(new)) if rows is None else rows
+    newest, first_part = numbers[-1], 1 + folder.numbers_on_disk()[-1]
+
+    def described(merged: list[int]) -> Extension:
+        parts = [newest, *(number for number in merged if number != newest)]
+        sources = open_parts([folder.part(number) for number in parts], stored)
+        genes = Genes(join_vars, of_first=True)
+        collection = Collection([*sources, *new.sources], genes=genes)
+        bounds = np.cumsum([0, *(each.n_rows for each in sources)])
+        old = np.arange(0 if newest in merged else bounds[1], bounds[-1])
+        written = np.concatenate([old, bounds[-1] + rows])
+        job = describe_job(
+            collection,
+            contents,
+            rows=written,
+            join_vars=join_vars,
+            seed=seed,
+            n_stored=len(parts),
+            merged=tuple(merged),
+            n_replaced=old.size,
+            first_part=first_part if begun is None else begun.first_part,
+            **settings,
+        )
+        return collection, written, replace(job, matrices=_fitted(job, stored, collection))
+
+    extension = described([])
+    if not mix:
+        return extension
+    *_, job = extension
+    order = np.argsort(random_words(derive_key(job.seed, len(jobs)), np.arange(len(numbers))))
+    return described(sorted(numbers[k] for k in order[: mix * job.n_parts]))
+
+
+def _stored_matrices(folder: OutputFolder, first: Job, contents: Contents) -> list[Matrix]:
+    """Return the matrices of a store by the names that they have in the files."""
+    of_path = {each.path: each for each in first.matrices}
+    names = {contents.paths.get(name, name): name for name in contents.matrices}
+    has = {*of_path, *first.frames}
+    given = {*names, *contents.frames}
+    if given != has:
+        msg = f"{folder.path}: has the elements {_named(has)}, but {_named(given)} would be added"
+        raise ParameterError(f"{msg}; give the same `elements`, or leave them out")
+    return [replace(of_path[path], name=name) for path, name in names.items()]
+
+
+def _fitted(job: Job, stored: list[Matrix], collection: Collection) -> tuple[Matrix, ...]:
+    """Return the matrices of a job with the dtypes of the store."""
+    fitted = list[Matrix]()
+    for each, before in zip(job.matrices, stored, strict=True):
+        if each.is_sparse != before.is_sparse:
+            kinds = [("sparse" if matrix.is_sparse else "dense") for matrix in (each, before)]
+            msg = f"`{each.name}` is {kinds[0]}, but {kinds[1]} in the store; write it like that"
+            raise MismatchError(msg)
+        for source in collection.sources:
+            dtype = source.elements[each.name].dtype
+            if not np.can_cast(dtype, before.dtype, "safe"):
+                msg = (
+                    f"{source.location}: `{each.name}` is {dtype}, which {before.dtype}, the dtype "
+                    "in the store, cannot hold; write it with that dtype"
+                )
+                raise MismatchError(msg)
+        fitted.append(replace(each, dtype=before.dtype))
+    return tuple(fitted)
+
+
+def _named(names: set[str]) -> str:
+    return ", ".join(sorted(names))
+
 
 # Checking the result: every cell once, the numbers of elements, and a sample of values.
 
@@ -110,16 +252,16 @@ def _check_matrix(
     X = group[matrix.path]
     if not matrix.is_sparse:
         is_same = X.shape == (rows.size, *matrix.row_shape)
-        _require(path, is_same, f"{_named(matrix)} of shape {X.shape}")
+        _require(path, is_same, f"`{matrix.path}` of shape {X.shape}")
         return np.empty(0, dtype=np.intp)
-    lengths = np.diff(X["indptr"][:].astype(np.int64))
-    n_expected = f"{lengths.size} rows{_of(matrix)}, but {rows.size} expected"
+    lengths, of_matrix = np.diff(X["indptr"][:].astype(np.int64)), f" of `{matrix.path}`"
+    n_expected = f"{lengths.size} rows{of_matrix}, but {rows.size} expected"
     _require(path, lengths.size == rows.size, n_expected)
     complete = X["data"].shape == X["indices"].shape == (lengths.sum(),)
-    _require(path, complete, f"numbers of elements{_of(matrix)} that do not match its row pointers")
+    _require(path, complete, f"numbers of elements{of_matrix} that do not match its row pointers")
     order, stored = np.argsort(rows), np.empty(rows.size, dtype=np.int64)
     stored[order] = inputs.collection.row_lengths(matrix.name, merge_consecutive(rows[order]))
-    _require(path, bool(np.all(lengths <= stored)), f"more elements{_of(matrix)} than the input")
+    _require(path, bool(np.all(lengths <= stored)), f"more elements{of_matrix} than the input")
     return np.flatnonzero(lengths < stored)
 
 
@@ -140,7 +282,7 @@ def _check_cells(
         written = stored if hasattr(stored, "dtype") else sparse_dataset(stored)
         found, expected = _dense(written[chosen])[order], _dense(cells[matrix.name])
         is_same = np.array_equal(found, expected, equal_nan=found.dtype.kind == "f")
-        _require(path, is_same, f"values{_of(matrix)} that differ from the input")
+        _require(path, is_same, f"values of `{matrix.path}` that differ from the input")
     obs = _written_obs(group, inputs)
     tables: dict[str, tuple[pd.DataFrame, CellTable]] = {"obs": (obs, inputs.obs)}
     for name, frame in inputs.frames.items():
@@ -161,14 +303,6 @@ def _written_obs(group: Any, inputs: Inputs) -> pd.DataFrame:
         for each in inputs.modalities or ()
     ]
     return pd.concat([obs, *others], axis=1) if others else obs
-
-
-def _named(matrix: Matrix) -> str:
-    return f"`{matrix.path}`"
-
-
-def _of(matrix: Matrix) -> str:
-    return f" of `{matrix.path}`"
 
 
 def _dense(matrix: Any) -> NDArray[Any]:
@@ -406,7 +540,7 @@ def preshuffle(
         joined = Genes(join_vars, genes)
         collection = open_matrices(paths, contents.matrices, joined, folder.by_row)
         selected = _selected(collection, where, rows)
-        chosen = "" if genes is None else digest(genes_as_json(genes).encode())
+        chosen = "" if genes is None else digest_of(genes_as_json(genes))
         job = describe_job(collection, contents, rows=selected, genes=chosen, **settings)
     if begun is not None and (difference := job.difference(begun)):
         remedy = f"or remove {out}/.cellfeed to give it up" if append else "or give another output"
@@ -416,7 +550,7 @@ def preshuffle(
     if job not in finished:
         inputs = Inputs.open(job, folder, collection, selected)
         folder.begin(job, genes, selected)
-        n_written, peak = _write_and_check(folder, job, inputs, scheduler, tell, append=append)
+        n_written, peak = _write_and_check(folder, job, inputs, scheduler, tell)
     folder.clean()
     numbers = folder.numbers()
     [newest] = open_parts([folder.part(numbers[-1])], ())
@@ -433,13 +567,7 @@ def preshuffle(
 
 
 def _write_and_check(
-    folder: OutputFolder,
-    job: Job,
-    inputs: Inputs,
-    scheduler: str | None,
-    tell: Progress,
-    *,
-    append: bool,
+    folder: OutputFolder, job: Job, inputs: Inputs, scheduler: str | None, tell: Progress
 ) -> tuple[int, int]:
     """Write what is missing of a job, check all of it, and finish it.
 
@@ -447,66 +575,46 @@ def _write_and_check(
     -------
     Number of parts that were written, and the peak memory of a Dask worker.
     """
+    n_elements = n_cells = peak = 0
+
+    def on_elements(n: int) -> None:
+        nonlocal n_elements
+        n_elements += n
+        tell("rewrite", n_elements, sum(each.n_elements for each in inputs.by_gene))
+
+    def write_here(number: int) -> tuple[int, int]:
+        size = job.part_size(number)
+        write_part(
+            folder,
+            job,
+            inputs,
+            number,
+            lambda share: tell("write", n_cells + share * size, job.n_cells),
+        )
+        return number, 0
+
     with folder.held():
         folder.remove_leftovers()
-        if append:
+        if job.n_stored:
             folder.list_parts()
             folder.remove_others(job)
-        total, done = sum(each.n_elements for each in inputs.by_gene), 0
-
-        def on_elements(n: int) -> None:
-            nonlocal done
-            done += n
-            tell("rewrite", done, total)
-
         for each in inputs.by_gene:
             each.rewrite(job.memory, on_elements)
         first = job.first_part
         missing = [n for n in range(job.n_parts) if not folder.part(first + n).exists()]
-        peak = _write(folder, job, inputs, missing, scheduler, tell)
+        n_cells = job.n_cells - sum(map(job.part_size, missing))
+        tell("write", n_cells, job.n_cells)
+        parts: Iterable[tuple[int, int]] = map(write_here, missing)
+        if scheduler is not None and missing:
+            parts = written_on_dask(scheduler, folder, job, missing)
+        for number, worker_peak in parts:
+            n_cells, peak = n_cells + job.part_size(number), max(peak, worker_peak)
+            tell("write", n_cells, job.n_cells)
         check_store(folder, job, inputs, lambda n: tell("check", n, job.n_parts))
         for file in (*job.inputs, *job.linked):
             file.check()
         folder.finish(job)
     return len(missing), peak
-
-
-def _write(
-    folder: OutputFolder,
-    job: Job,
-    inputs: Inputs,
-    missing: list[int],
-    scheduler: str | None,
-    tell: Progress,
-) -> int:
-    """Write missing parts; return the peak memory of a Dask worker."""
-    done = job.n_cells - sum(map(job.part_size, missing))
-    tell("write", done, job.n_cells)
-    peak, parts = 0, iter(list[tuple[int, int]]())
-    if scheduler is None:
-        parts = _written_here(
-            folder, job, inputs, missing, lambda cells: tell("write", done + cells, job.n_cells)
-        )
-    elif missing:
-        parts = written_on_dask(scheduler, folder, job, missing)
-    for number, worker_peak in parts:
-        done, peak = done + job.part_size(number), max(peak, worker_peak)
-        tell("write", done, job.n_cells)
-    return peak
-
-
-def _written_here(
-    folder: OutputFolder,
-    job: Job,
-    inputs: Inputs,
-    numbers: Sequence[int],
-    on_cells: Callable[[float], object],
-) -> Iterator[tuple[int, int]]:
-    """Write parts in this process; yield the number of each, and 0 for the memory of a worker."""
-    for number in numbers:
-        size = job.part_size(number)
-        write_part(folder, job, inputs, number, lambda share, size=size: on_cells(share * size))  # type: ignore[misc]
-        yield number, 0
 
 
 def _contents(

@@ -196,12 +196,13 @@ def graph_neighbors(
     if shapes not in allowed:
         wanted = " or ".join(map(str, allowed if len(allowed[1]) > 1 else allowed[:1]))
         raise ParameterError(f"`graph` must have the shape {wanted}, but has {shapes}")
-    ends = np.concatenate([[0], np.cumsum([n for n, _ in shapes])])
-    parts = list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]()
-    for first, each in zip(ends.tolist(), graphs, strict=False):
-        ranked = _ranked(sp.csr_array(each), largest=keep == "largest")
-        parts.append((first + ranked[0], ranked[1], first + ranked[2]))
-    rows, ranks, columns = map(np.concatenate, zip(*parts, strict=True))
+    entries = sp.block_diag(graphs, format="coo")
+    is_other = entries.row != entries.col
+    rows, columns = entries.row[is_other], entries.col[is_other]
+    values = entries.data[is_other].astype(np.float64)
+    order = np.lexsort((columns, -values if keep == "largest" else values, rows))
+    rows, columns = rows[order], columns[order]
+    ranks = np.arange(rows.size) - np.searchsorted(rows, rows)
     most = int(ranks.max(initial=-1)) + 1
     if not most:
         raise ParameterError("`graph` has no neighbours; give one that has some")
@@ -210,21 +211,6 @@ def graph_neighbors(
     is_kept = ranks < k
     found[rows[is_kept], ranks[is_kept]] = columns[is_kept]
     return found
-
-
-def _ranked(
-    graph: sp.csr_array, *, largest: bool
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return row, rank in its row, and column of each entry off the diagonal."""
-    counts = np.diff(graph.indptr)
-    rows = np.repeat(np.arange(counts.size), counts)
-    is_other = rows != graph.indices
-    rows, columns = rows[is_other], graph.indices[is_other].astype(np.int64)
-    values = graph.data[is_other].astype(np.float64)
-    order = np.lexsort((columns, -values if largest else values, rows))
-    rows, columns = rows[order], columns[order]
-    firsts = np.searchsorted(rows, np.arange(counts.size))
-    return rows, np.arange(rows.size) - firsts[rows], columns
 
 
 def _read_graph(source: Source, name: str) -> Any:

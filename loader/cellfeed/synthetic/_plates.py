@@ -7,8 +7,6 @@ still has all its wells and all cell lines.
 """
 
 import math
-import os
-import re
 import threading
 import zlib
 from collections.abc import Callable, Mapping
@@ -25,7 +23,7 @@ from h5py._objects import phil  # the lock that all of h5py takes: HDF5 is not t
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from cellfeed.extending import ParameterError, require_positive, require_seed
+from cellfeed.extending import ParameterError, os_errors, require_positive, require_seed
 
 # Purposes of independent random streams, so that plates can be written in any order and by any
 # process. The numbers determine the output.
@@ -387,24 +385,16 @@ def _write_plate(
     n_umis = model.draw_n_umis(rng, int(conditions["n_cells"].sum()))
     unfinished = path.with_name(path.name + ".part")
     try:
-        # anndata writes everything except the matrix, which would have to fit in memory.
-        with _anndata_lock:
-            var = pd.DataFrame(index=[f"gene{gene:05d}" for gene in range(experiment.n_genes)])
-            obs = _obs(experiment.plate_names[plate], conditions, n_umis)
-            AnnData(obs=obs, var=var).write_h5ad(unfinished, compression="gzip")
-        with h5py.File(unfinished, "r+") as file:
-            group = file.create_group("X")
-            _write_matrix(group, model, plate, conditions, n_umis, rng, on_written)
-        unfinished.replace(path)
-    except (OSError, RuntimeError, ValueError) as error:
-        # HDF5 describes a full disk or a limit of file sizes at length, in errors of any type. If
-        # closing the file fails as well, it raises a RuntimeError which hides the first error.
-        first = error.__context__ if isinstance(error, RuntimeError) else error
-        number = re.search(r"\berrno = (\d+)", f"{error} {first}")
-        code = getattr(first, "errno", None) or (int(number[1]) if number else 0)
-        if not code:
-            raise
-        raise OSError(code, os.strerror(code), str(path)) from error
+        with os_errors(path):
+            # anndata writes everything except the matrix, which would have to fit in memory.
+            with _anndata_lock:
+                var = pd.DataFrame(index=[f"gene{gene:05d}" for gene in range(experiment.n_genes)])
+                obs = _obs(experiment.plate_names[plate], conditions, n_umis)
+                AnnData(obs=obs, var=var).write_h5ad(unfinished, compression="gzip")
+            with h5py.File(unfinished, "r+") as file:
+                group = file.create_group("X")
+                _write_matrix(group, model, plate, conditions, n_umis, rng, on_written)
+            unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
 

@@ -262,7 +262,7 @@ class _ByGene:
         return [by_name.get(each, missing) for each in genes]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Tokenizer(RowTransform):
     """Base class of the tokenizers in this module, which are compiled.
 
@@ -304,10 +304,15 @@ class Tokenizer(RowTransform):
                 f"got max_length={self.max_length}"
             )
             raise ParameterError(msg)
+        require_one_of("genes", getattr(self, "genes", "nonzero"), get_args(Genes))
         if self.gene_names is not None and not isinstance(self.gene_names, _ByGene):
             names = _ByGene.of(self.gene_names, "`gene_names`")
             values = _objects(each if each is None else str(each) for each in names.values)
             self._set("gene_names", replace(names, values=values))
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        return f"{name}({len(self.vocabulary):,} tokens, max_length={self.max_length})"
 
     @property
     def _n_special(self) -> int:
@@ -402,7 +407,7 @@ class Tokenizer(RowTransform):
         return genes if self.gene_names is None else _objects(self.gene_names.at(genes, None))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RankTokens(Tokenizer):
     """Geneformer's rank value encoding: genes from the most to the least expressed.
 
@@ -502,11 +507,8 @@ class RankTokens(Tokenizer):
         names = genes if is_by_position else self._names_of(genes)
         return np.array(self.medians.at(names, np.nan), np.float64)
 
-    def __repr__(self) -> str:
-        return f"RankTokens({len(self.vocabulary):,} tokens, max_length={self.max_length})"
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BinnedValues(Tokenizer):
     """scGPT's input: genes, and the bins of their values between quantiles of the cell.
 
@@ -561,13 +563,9 @@ class BinnedValues(Tokenizer):
             msg = f"`n_bins >= 2` must hold, but got n_bins={self.n_bins}"
             raise ParameterError(msg)
         require_one_of("subset", self.subset, ("random", "top"))
-        require_one_of("genes", self.genes, get_args(Genes))
-
-    def __repr__(self) -> str:
-        return f"BinnedValues({len(self.vocabulary):,} tokens, max_length={self.max_length})"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class GeneSubset(Tokenizer):
     """A random subset of genes for each cell, other genes in each epoch, with their values.
 
@@ -602,14 +600,6 @@ class GeneSubset(Tokenizer):
     cls: str | int | None = field(default=None, kw_only=True)
     pad_value: float = field(default=0.0, kw_only=True)
     algorithm = "bin"
-
-    def __post_init__(self) -> None:
-        """Check the parameters."""
-        super().__post_init__()
-        require_one_of("genes", self.genes, get_args(Genes))
-
-    def __repr__(self) -> str:
-        return f"GeneSubset({len(self.vocabulary):,} tokens, max_length={self.max_length})"
 
 
 @dataclass(frozen=True, eq=False)

@@ -191,7 +191,7 @@ class TestParts:
         assert [each.size for each in split[1:]] == [1, 0]
         assert split[-1].size == 0
         unknown: Any = "validation"
-        with pytest.raises(ParameterError, match="`part` must be one of train, val, test"):
+        with pytest.raises(ParameterError, match="`part` must be one of 'train', 'val', 'test'"):
             split.controls(unknown)
 
 

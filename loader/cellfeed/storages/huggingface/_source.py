@@ -312,7 +312,6 @@ def _no_numbers(location: Location, name: str) -> FormatError:
     return FormatError(f"{msg}; leave those cells out")
 
 
-_NO_FILE = -1
 _CHECKED_CELLS = 100
 _OTHER_GENE = (
     "have a gene number that is not a column; give `HuggingFaceSource` a larger "
@@ -680,9 +679,6 @@ class HuggingFaceSource(Source):
         return frame
 
     def _class_labels(self) -> dict[str, list[str]]:
-        if self._table.dataset is not None:
-            features = self._table.dataset.features
-            return {k: each.names for k, each in features.items() if hasattr(each, "int2str")}
         metadata = self._table().schema.metadata or {}
         info = json.loads(metadata.get(b"huggingface", b"{}"))
         features = (info.get("info") or {}).get("features") or {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -31,12 +32,11 @@ from cellfeed.bytes import (
     replaced,
     require_file,
 )
-from cellfeed.extending import ColumnError, FormatError, pd
-from cellfeed.sources import failures_named
-from cellfeed.sources.arrow import import_arrow, kind, to_frame
+from cellfeed.extending import ColumnError, FormatError, MismatchError, pd
+from cellfeed.sources import failures_named, first_line
+from cellfeed.sources.arrow import MISSING, import_arrow, kind, to_frame, values_of
 from cellfeed.storages.parquet._footers import END_BYTES, Footer, dtype_in_lists, dtype_of
 from cellfeed.storages.parquet._lists import LIST_NUMBERS, list_numbers
-from cellfeed.storages.parquet._obs import as_column, join_parts
 from cellfeed.storages.parquet._paths import partitions
 
 EXTRA = "parquet"
@@ -82,21 +82,6 @@ class RowGroups:
     sizes: NDArray[np.int64]
     n_values: NDArray[np.int64]
     dtype: np.dtype[Any]
-    largest: int | None
-    codec: str
-    lists: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _FileGroups:
-    """The row groups of one file, as those of `RowGroups`."""
-
-    names: list[str]
-    dtypes: set[np.dtype[Any]]
-    n_rows: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    n_values: NDArray[np.int64]
     largest: int | None
     codec: str
     lists: NDArray[np.int64]
@@ -246,75 +231,70 @@ class ParquetFiles:
             A file has a column of another type, or is damaged.
         """
 
-        def read(file: int) -> _FileGroups:
+        def read(file: int) -> tuple[list[str], set[np.dtype[Any]], RowGroups]:
             return self._groups_of(file, columns, are_lists=are_lists)
 
-        files = [*self.each(read)]
-        self._n_rows = [int(each.n_rows.sum()) for each in files]
-        everywhere = set(files[0].names).intersection(*(each.names for each in files[1:]))
-        for name in everywhere.intersection(self._partitions):
+        names, of_files, groups = zip(*self.each(read), strict=True)
+        self._n_rows = [int(each.starts[-1]) for each in groups]
+        for name in set(names[0]).intersection(*names, self._partitions):
             del self._partitions[name]
-        names = chain(*(each.names for each in files), self._partitions)
-        self.names = [*dict.fromkeys(names)]
-        dtypes = {dtype for each in files for dtype in each.dtypes if dtype.kind != "V"}
+        self.names = [*dict.fromkeys(chain(*names, self._partitions))]
+        dtypes = {dtype for own in of_files for dtype in own if dtype.kind != "V"}
         dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.int8)
-        for each in files:
-            if are_lists and each.dtypes != {dtype}:
+        for own, each in zip(of_files, groups, strict=True):
+            if are_lists and own != {dtype}:
                 each.lists[:] = -1  # pyarrow decodes it, and values are cast
-        n_rows = np.concatenate([each.n_rows for each in files])
-        numbers = [np.arange(each.n_rows.size) for each in files]
-        has_rows = n_rows > 0
-        codecs = [each.codec for each in files if each.codec]
-        largest = [each.largest for each in files]
+        largest = [each.largest for each in groups]
+        arrays = ("files", "numbers", "offsets", "sizes", "n_values", "lists")
+        n_rows = np.concatenate([np.diff(each.starts) for each in groups])
         return RowGroups(
-            files=np.repeat(np.arange(len(files)), [each.size for each in numbers])[has_rows],
-            numbers=np.concatenate(numbers)[has_rows],
-            starts=np.append(0, np.cumsum(n_rows[has_rows])),
-            offsets=np.concatenate([each.offsets for each in files])[has_rows],
-            sizes=np.concatenate([each.sizes for each in files])[has_rows],
-            n_values=np.concatenate([each.n_values for each in files])[has_rows],
+            **{name: np.concatenate([getattr(each, name) for each in groups]) for name in arrays},
+            starts=np.append(0, np.cumsum(n_rows)),
             dtype=dtype,
             largest=None if None in largest else max([0, *filter(None, largest)]),
-            codec=codecs[0] if codecs else "unknown",
-            lists=np.concatenate([each.lists for each in files])[has_rows],
+            codec=next((each.codec for each in groups if each.codec), "unknown"),
         )
 
-    def _groups_of(self, file: int, columns: Sequence[str], *, are_lists: bool) -> _FileGroups:
-        """Return the row groups of a file, for `row_groups`."""
+    def _groups_of(
+        self, file: int, columns: Sequence[str], *, are_lists: bool
+    ) -> tuple[list[str], set[np.dtype[Any]], RowGroups]:
+        """Return the columns of a file, the dtypes of wanted values, and its row groups."""
         footer = self.footer(file)
         fields, leaves = [footer.field(name) for name in columns], footer.leaves(columns)
         dtypes = [self.dtype(file, each, is_list=are_lists) for each in fields]
         chunks = footer.chunks(leaves)
-        n_groups, n_leaves = chunks.n_entries.shape
         offsets, sizes = chunks.begins, chunks.sizes
+        n_groups, n_leaves = offsets.shape
         lists = np.full((n_groups, n_leaves if are_lists else 0, LIST_NUMBERS), -1, np.int64)
         largest: int | None = -1
-        groups_with_rows = np.flatnonzero(chunks.n_rows).tolist()
+        there = np.flatnonzero(chunks.n_rows)
         if are_lists:
             stored = [footer.metadata.schema.column(leaf) for leaf in leaves]
-            for group in groups_with_rows:
+            for group in there.tolist():
                 for k, column in enumerate(stored):
                     lists[group, k] = list_numbers(chunks, group, k, column, fields[k])
             of_genes = dtypes.pop(0)
             if of_genes.kind not in "iuV":
                 msg = f"{footer.where}: column {columns[0]!r} has {of_genes}, which are no gene"
                 raise FormatError(f"{msg} numbers; give another column as `genes=`")
-            found = [chunks.largest(group, 0, of_genes) for group in groups_with_rows]
+            found = [chunks.largest(group, 0, of_genes) for group in there.tolist()]
             largest = None if None in found else max([-1, *filter(None, found)])
         else:
             begins, stops = offsets.min(axis=1), (offsets + sizes).max(axis=1)
             offsets, sizes = begins[:, None], (stops - begins)[:, None]
-        return _FileGroups(
-            footer.schema.names,
-            {*dtypes},
-            chunks.n_rows,
-            offsets,
-            sizes,
-            chunks.n_entries.sum(axis=1),
-            largest,
-            chunks.codec(groups_with_rows[-1], 0) if groups_with_rows else "",
-            lists,
+        groups = RowGroups(
+            files=np.full(there.size, file),
+            numbers=there,
+            starts=np.append(0, np.cumsum(chunks.n_rows[there])),
+            offsets=offsets[there],
+            sizes=sizes[there],
+            n_values=chunks.n_entries.sum(axis=1)[there],
+            dtype=dtypes[0],
+            largest=largest,
+            codec=chunks.codec(int(there[-1]), 0) if there.size else "",
+            lists=lists[there],
         )
+        return footer.schema.names, {*dtypes}, groups
 
     def dtype(self, file: int, field: Any, *, is_list: bool) -> np.dtype[Any]:
         """Return the dtype of the values of a `pyarrow.Field` of a file.
@@ -404,9 +384,9 @@ class ParquetFiles:
         file, number = int(groups.files[group]), int(groups.numbers[group])
         n_rows = int(groups.starts[group + 1] - groups.starts[group])
         first = 0
-        source = self._source(file, groups.offsets[group], groups.sizes[group])
         with self.damage_named(file, f"row group {number}"):
-            decoded = self._opened(file, source).iter_batches(
+            opened = self._opened(file, groups.offsets[group], groups.sizes[group])
+            decoded = opened.iter_batches(
                 batch_size=_BATCH_ROWS, row_groups=[number], columns=[*columns], use_threads=False
             )
             for batch in decoded:
@@ -428,11 +408,11 @@ class ParquetFiles:
         stored = [name for name in columns if name not in self._partitions]
         tables = [*self.read(stored, as_obs=True)] if stored else []
         where = [each.shown for each in self.locations]
-        found = {name: join_parts(name, [each[name] for each in tables], where) for name in stored}
+        found = {name: _join_parts(name, [each[name] for each in tables], where) for name in stored}
         files = pa.array(np.repeat(np.arange(len(self._n_rows)), self._n_rows))
         for name in columns:
             if name in self._partitions:
-                found[name] = as_column(self._partitions[name]).take(files)
+                found[name] = _as_column(self._partitions[name]).take(files)
         metadata = tables[0].schema.metadata if tables else None
         table = pa.table({name: found[name] for name in columns}, metadata=metadata)
         with failures_named(f"{self.location.shown}: obs cannot be read", "write it again"):
@@ -461,15 +441,31 @@ class ParquetFiles:
                 there = zip(fields, are_plain, strict=True)
                 text = [each.name for each, fits in there if fits and kind(each.type) == "text"]
             with self.damage_named(file, f"columns {', '.join(map(repr, columns))}"):
-                source = self._source(file, chunks.begins.ravel(), chunks.sizes.ravel())
-                opened = self._opened(file, source, text)
+                opened = self._opened(file, chunks.begins.ravel(), chunks.sizes.ravel(), text)
                 return opened.read([*columns], use_threads=False).select([*columns])
 
         yield from self.each(read)
 
-    def _opened(self, file: int, source: Any, text: Sequence[str] = ()) -> Any:
-        import pyarrow.parquet as pq  # noqa: PLC0415 - optional
+    def _opened(
+        self,
+        file: int,
+        offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        text: Sequence[str] = (),
+    ) -> Any:
+        """Open a file with pyarrow, to read ranges of it; columns of text become dictionaries."""
+        import pyarrow as pa  # noqa: PLC0415 - optional
+        import pyarrow.parquet as pq  # noqa: PLC0415
 
+        if self._objects is None:
+            self.check(file)
+            source = pa.OSFile(self._absolute[file])
+        else:
+            given = offsets.tolist(), sizes.tolist()
+            found: Any = self._objects.read_ranges(*_as_ranges(file, *given))
+            there = (memoryview(b"" if each is None else each) for each in found)
+            parts = dict(zip(given[0], there, strict=True))
+            source = pa.PythonFile(_Ranges(parts, self._states[file].size), mode="r")
         return pq.ParquetFile(
             source,
             metadata=self.footer(file).metadata,
@@ -477,26 +473,6 @@ class ParquetFiles:
             pre_buffer=False,
             page_checksum_verification=True,
         )
-
-    def _source(self, file: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> Any:
-        """Return what pyarrow reads a file from, of which only some ranges are needed."""
-        import pyarrow as pa  # noqa: PLC0415 - optional
-
-        if self._objects is None:
-            self.check(file)
-            with self.damage_named(file, "it"):
-                return pa.OSFile(self._absolute[file])
-        given = offsets.tolist(), sizes.tolist()
-        found = self._objects.read_ranges(*_as_ranges(file, *given))
-        parts = {
-            offset: _as_memory(content) for offset, content in zip(given[0], found, strict=True)
-        }
-        return pa.PythonFile(_Ranges(parts, self._states[file].size), mode="r")
-
-
-def _as_memory(content: Any) -> memoryview:
-    """Return bytes of a server; none if there is no such object."""
-    return memoryview(b"" if content is None else content)
 
 
 def _as_ranges(
@@ -550,3 +526,97 @@ class _Ranges(io.RawIOBase):
                 self._position += n
                 return n
         return 0
+
+
+# Obs columns: each of one kind in all files, of whatever Arrow type it is.
+
+
+def _join_parts(name: str, parts: Sequence[Any], where: Sequence[str]) -> Any:
+    """Return a column of some files as one `pyarrow.ChunkedArray`.
+
+    Parameters
+    ----------
+    name
+        Its name, for messages.
+    parts
+        The column in each file, a `pyarrow.ChunkedArray` whose type has a `kind`. One without a
+        type, all of whose values are missing, fits any other.
+    where
+        The files, for messages.
+
+    Raises
+    ------
+    MismatchError
+        It is of one kind in a file and of another in the next.
+    ColumnError
+        The common type of its numbers cannot hold one of them.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - optional
+
+    known = [k for k, part in enumerate(parts) if kind(part.type) != MISSING]
+    types = dict.fromkeys(parts[k].type for k in known)
+    for k in known:
+        found, wanted = parts[k].type, next(iter(types))
+        fits = kind(found) == kind(wanted)
+        if kind(found) not in ("numbers", "text"):
+            fits = found == wanted
+        if not fits:
+            msg = f"{where[k]}: column {name!r} is of type {values_of(found)}, but of type"
+            msg += f" {values_of(wanted)} in {where[known[0]]}"
+            raise MismatchError(f"{msg}; write the same kind to all files")
+    joint = _joint([*types])
+    chunks = list[Any]()
+    for part, file in zip(parts, where, strict=True):
+        if kind(part.type) == MISSING:
+            chunks.append(pa.nulls(len(part), joint))
+        elif part.type == joint:
+            chunks += part.chunks
+        elif kind(joint) == "text":
+            chunks += [_as_text(chunk, joint) for chunk in part.chunks]
+        else:
+            try:
+                chunks += part.cast(joint).chunks
+            except pa.ArrowInvalid as error:
+                msg = f"{file}: column {name!r} has values that {joint}, the common type of the"
+                msg = f"{msg} files, cannot hold ({first_line(error)})"
+                raise ColumnError(f"{msg}; write it as text") from error
+    return pa.chunked_array(chunks, joint)
+
+
+def _joint(types: Sequence[Any]) -> Any:
+    """Return a type of the same kind as all of some, of one kind."""
+    import pyarrow as pa  # noqa: PLC0415 - optional
+
+    if len(types) == 1:
+        return types[0]
+    if not types or kind(types[0]) == "text":
+        return pa.dictionary(pa.int32(), pa.large_string())
+    dtypes = [np.dtype(each.to_pandas_dtype()) for each in types]
+    dtype = np.result_type(*dtypes)
+    if dtype.kind == "f" and all(each.kind in "iu" for each in dtypes):
+        dtype = np.dtype(np.int64)  # of uint64 and others, as `Collection` joins them
+    return pa.from_numpy_dtype(dtype)
+
+
+def _as_text(chunk: Any, joint: Any) -> Any:
+    """Return text, a dictionary or not, as a dictionary of some type."""
+    import pyarrow as pa  # noqa: PLC0415 - optional
+
+    if not hasattr(chunk, "dictionary"):
+        chunk = chunk.dictionary_encode()
+    indices = chunk.indices.cast(joint.index_type)
+    return pa.DictionaryArray.from_arrays(indices, chunk.dictionary.cast(joint.value_type))
+
+
+# Columns that are the names of folders.
+
+
+def _as_column(values: Sequence[str | None]) -> Any:
+    """Return values that are text as a `pyarrow.Array`: int32 if all can be, else a dictionary."""
+    import pyarrow as pa  # noqa: PLC0415 - optional
+
+    there = [each for each in values if each is not None]
+    are_integers = all(re.fullmatch("-?[0-9]{1,10}", each) for each in there)
+    if there and are_integers and all(-(1 << 31) <= int(each) < 1 << 31 for each in there):
+        return pa.array([None if each is None else int(each) for each in values], pa.int32())
+    return pa.array(values, pa.large_string()).dictionary_encode()

@@ -9,12 +9,85 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed.decode import fields
 from cellfeed.extending import ColumnError
 from cellfeed.sources import failures_named
 from cellfeed.sources.arrow import kind, values_of
-from cellfeed.storages.parquet._column_chunks import ColumnChunks
+from cellfeed.storages.parquet import _kernels as kernels
 
 END_BYTES = 8  # size of the footer, and the magic number
+
+# What the footer says of columns in row groups. pyarrow reads the same, but ends the process where
+# it has a number that pyarrow does not know.
+
+# Names of codecs, by their numbers in footers.
+_CODECS = ("none", "snappy", "gzip", "lzo", "brotli", "lz4_hadoop", "zstd", "lz4")
+_MAGIC_BYTES = 4
+
+_PLAIN, _PLAIN_DICTIONARY, _RLE, _RLE_DICTIONARY = 0, 2, 3, 8  # encodings
+_PLAIN_OR_DICTIONARIES = 1 << _PLAIN | 1 << _PLAIN_DICTIONARY | 1 << _RLE | 1 << _RLE_DICTIONARY
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnChunks:
+    """Some stored columns of a Parquet file, in each row group.
+
+    Parameters
+    ----------
+    footer
+        The footer, without its size and the magic number.
+    n_rows
+        Number of rows of each row group, int64, shape (n_groups,).
+    chunks
+        What `fields` lists of each column in each row group, int64, shape (n_groups, n_columns,
+        N_CHUNK_FIELDS); -1 where the footer does not say it.
+    """
+
+    footer: NDArray[np.uint8]
+    n_rows: NDArray[np.int64]
+    chunks: NDArray[np.int64]
+
+    @property
+    def n_entries(self) -> NDArray[np.int64]:
+        """Number of values, and of lists without any, int64, shape (n_groups, n_columns)."""
+        return self.chunks[:, :, fields.N_CHUNK_ENTRIES]
+
+    @property
+    def begins(self) -> NDArray[np.int64]:
+        """First byte: of the dictionary, if there is one, int64, shape (n_groups, n_columns)."""
+        begins = self.chunks[:, :, fields.DATA_OFFSET]
+        dictionaries = self.chunks[:, :, fields.DICTIONARY_OFFSET]
+        return np.where(dictionaries > 0, np.minimum(dictionaries, begins), begins)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Number of bytes, int64, shape (n_groups, n_columns)."""
+        return self.chunks[:, :, fields.STORED_BYTES]
+
+    @property
+    def are_plain_or_dictionaries(self) -> NDArray[np.bool_]:
+        """Whether values are plain, or indices into a dictionary, shape (n_groups, n_columns)."""
+        others = self.chunks[:, :, fields.ENCODINGS] & ~_PLAIN_OR_DICTIONARIES
+        return np.asarray(others == 0, np.bool_)
+
+    def codec(self, group: int, column: int) -> str:
+        """Return the name of a codec."""
+        return _CODECS[self.chunks[group, column, fields.CHUNK_CODEC]]
+
+    def largest(self, group: int, column: int, dtype: np.dtype[Any]) -> int | None:
+        """Return the largest value of a column of integers; None if the footer does not say it.
+
+        Return -1 if it has none; all lists of a void dtype are empty.
+        """
+        chunk = self.chunks[group, column]
+        if dtype.kind == "V" or chunk[fields.N_NULLS] == chunk[fields.N_CHUNK_ENTRIES]:
+            return -1
+        begin, size = int(chunk[fields.MAX_BEGIN]), int(chunk[fields.MAX_SIZE])
+        is_signed = dtype.kind == "i"
+        if size not in (4, 8) or (chunk[fields.MAX_IS_SIGNED] == 1 and not is_signed):
+            return None
+        stored = self.footer[begin : begin + size].tobytes()
+        return int.from_bytes(stored, "little", signed=is_signed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,13 +173,32 @@ class Footer:
         """
         metadata, stored = self.metadata, [self.metadata.schema.column(leaf) for leaf in leaves]
         is_nested = np.array([each.max_repetition_level > 0 for each in stored], bool)
-        sizes = metadata.num_columns, metadata.num_row_groups
+        places = np.full(metadata.num_columns, -1, np.int64)
+        places[[*leaves]] = np.arange(len(leaves))
+        n_rows = np.full(metadata.num_row_groups, -1, np.int64)
+        chunks = np.full((n_rows.size, len(leaves), fields.N_CHUNK_FIELDS), -1, np.int64)
+        found, address = ColumnChunks(self.content, n_rows, chunks), self.content.ctypes.data
         msg = f"{self.where}: its footer is damaged"
         with failures_named(msg, "copy or download it again", (ValueError,)):
-            found = ColumnChunks.read(self.content, leaves, *sizes)
-            if int(found.n_rows.sum()) != metadata.num_rows:
+            n = kernels.read_footer(address, self.content.size, places, n_rows, chunks)
+            if n < 0 or (n_rows < 0).any():
+                raise ValueError("its row groups are not as it says")
+            if int(n_rows.sum()) != metadata.num_rows:
                 raise ValueError("its row groups have other numbers of rows than it says")
-            found.check(self.n_bytes, [each.path for each in stored], is_nested)
+            # All columns are in the file, with a value or more for each row, and a known codec.
+            n_rows, n_entries = n_rows[:, None], found.n_entries
+            is_whole = np.where(is_nested, n_entries >= n_rows, n_entries == n_rows)
+            is_whole &= (found.begins >= _MAGIC_BYTES) & (found.sizes >= 0)
+            is_whole &= found.sizes <= self.n_bytes - found.begins
+            is_whole &= chunks[:, :, fields.CHUNK_BYTES] >= 0
+            codecs = chunks[:, :, fields.CHUNK_CODEC]
+            is_known = (codecs >= 0) & (codecs < len(_CODECS))
+            for group, column in np.argwhere(~(is_whole & is_known) & (n_rows > 0))[:1].tolist():
+                codec, what = int(codecs[group, column]), "is not in the file"
+                if not is_known[group, column]:
+                    what = f"has codec number {codec}"
+                msg = f"row group {group}: column {stored[column].path!r} {what}"
+                raise ValueError(msg)
         return found
 
 

@@ -102,32 +102,13 @@ def _cancel(parts: Sequence[Future[Any]]) -> None:
         part.cancel()
 
 
-# Row groups of this process that were decoded in part.
+# Row groups of this process that were decoded in part, by process, files and number: the first row
+# of the last batch, and the batches from that one on.
 #
 # pyarrow can decode a row group only from its beginning. If a fetch ends within one, the next fetch
 # goes on where that one stopped.
-
-_Batches = Iterator[tuple[int, Any]]
-
-_divided = dict[tuple[int, int, int], tuple[int, _Batches]]()
+_divided = dict[tuple[int, int, int], tuple[int, Iterator[tuple[int, Any]]]]()
 _MOST_DIVIDED = 4  # each of which keeps the compressed columns of its row group
-
-
-def _key(files: ParquetFiles, group: int) -> tuple[int, int, int]:
-    return os.getpid(), id(files), group  # the iterators keep the files alive
-
-
-def _goes_on_with(files: ParquetFiles, group: int, row: int) -> _Batches | None:
-    """Return the batches of a row group from the one with a row on, if it was decoded till then."""
-    first, batches = _divided.pop(_key(files, group), (row + 1, None))
-    return batches if first <= row else None
-
-
-def _leave(files: ParquetFiles, group: int, last: tuple[int, Any], batches: _Batches) -> None:
-    for oldest in [*_divided][: 1 - _MOST_DIVIDED]:
-        _divided.pop(oldest, None)
-    _divided[_key(files, group)] = last[0], chain([last], batches)
-
 
 # Elements whose chunks are row groups.
 
@@ -208,11 +189,12 @@ class _RowGroupElement(StoredElement):
         """Return rows of a row group, batch by batch."""
         files, groups = self._files, self._groups
         found, stop = list[Any](), int(runs[-1, 1])
-        batches = _goes_on_with(files, group, int(runs[0, 0]))
-        if batches is None:
-            batches = files.batches(groups, group, self._columns)
-        else:
+        key = os.getpid(), id(files), group  # the iterators keep the files alive
+        last, batches = _divided.pop(key, (stop, iter(())))
+        if last <= runs[0, 0]:
             files.check(int(groups.files[group]))
+        else:
+            batches = files.batches(groups, group, self._columns)
         for first, batch in batches:
             own = np.clip(runs - first, 0, batch.num_rows)
             own = own[own[:, 0] < own[:, 1]]
@@ -220,7 +202,9 @@ class _RowGroupElement(StoredElement):
                 found.append(self._rows_of(batch, own, group))
             if first + batch.num_rows >= stop:
                 if stop < groups.starts[group + 1] - groups.starts[group]:
-                    _leave(files, group, (first, batch), batches)
+                    for oldest in [*_divided][: 1 - _MOST_DIVIDED]:
+                        _divided.pop(oldest, None)
+                    _divided[key] = first, chain([(first, batch)], batches)
                 break
         return found
 

@@ -126,21 +126,8 @@ def unpack_rows(
     indices = np.empty(0 if is_dense else n, np.int32)
     small = np.empty(0 if is_raw.all() else n, np.uint32)
     raw = np.empty(n * dtype.itemsize if is_raw.any() else 0, np.uint8)
-    functions = function_addresses()
-    _check(
-        kernels.unpack(
-            buffer,
-            starts,
-            dtype.itemsize,
-            n_columns,
-            indptr,
-            is_raw,
-            indices,
-            small,
-            raw,
-            functions,
-        )
-    )
+    rows = buffer, starts, dtype.itemsize, n_columns, indptr, is_raw
+    _check(kernels.unpack(*rows, indices, small, raw, function_addresses()))
     if not raw.size:
         return indptr, indices, small.astype(dtype)
     values = raw.view(dtype.newbyteorder("<")).astype(dtype, copy=False)

@@ -436,7 +436,7 @@ class TiledCsr(SparseChunks):
     schema
         How the array is stored.
     columns, values
-        Columns and values of its elements, with the locations of their chunks.
+        Columns and values of its elements.
     find
         Locates rows.
     joinids
@@ -449,15 +449,16 @@ class TiledCsr(SparseChunks):
         self,
         *,
         schema: Schema,
-        columns: tuple[decode.ChunkedArray, _tiles.TileChunks],
-        values: tuple[decode.ChunkedArray, _tiles.TileChunks],
+        columns: _tiles.TileChunks,
+        values: _tiles.TileChunks,
         find: _tiles.TileRows,
         joinids: NDArray[np.int64] | None,
         n_columns: int,
         n_elements: int,
     ) -> None:
         self._schema, self._find = schema, find
-        (self.indices, self._columns), (self.data, self._values) = columns, values
+        self._columns, self.indices = columns, columns.array
+        self._values, self.data = values, values.array
         self._joinids, self.n_columns, self._n_elements = joinids, n_columns, n_elements
 
     def rows_per_chunk(self, n_rows: int) -> float:
@@ -540,21 +541,17 @@ def _joined(
     n_tiles = np.array([each.n_tiles for each in found])
     n_elements = np.concatenate([each.n_elements(schema.capacity) for each in found])
 
-    def tiles(number: int) -> _tiles.Tiles:
-        return _tiles.Tiles(
+    def array(
+        number: int, column: str, dtype: np.dtype[Any], filters: _tiles.TileFilters
+    ) -> _tiles.TileChunks:
+        tiles = _tiles.Tiles(
             files=np.repeat(np.arange(len(found)) + number * len(found), n_tiles),
             offsets=np.concatenate([each.bounds[number, :-1] for each in found]),
             ends=np.concatenate([each.bounds[number, 1:] for each in found]),
             n_elements=n_elements,
             capacity=schema.capacity,
         )
-
-    def array(
-        number: int, column: str, dtype: np.dtype[Any], filters: _tiles.TileFilters
-    ) -> tuple[decode.ChunkedArray, _tiles.TileChunks]:
-        full_name = f"{name}/{column}"
-        chunks = _tiles.TileChunks(full_name, tiles(number), dtype.itemsize, filters, files)
-        return _tiles.tiled_array(full_name, chunks, dtype, filters, files), chunks
+        return _tiles.TileChunks(f"{name}/{column}", tiles, dtype, filters, files)
 
     number_of_row = np.dtype(np.int64)
     fragments = _tiles.Fragments(
@@ -568,7 +565,7 @@ def _joined(
         schema=schema,
         columns=array(1, "soma_dim_1", number_of_row, schema.column_filters),
         values=array(2, "soma_data", schema.dtype, schema.value_filters),
-        find=_tiles.TileRows(*rows, tiles(0), fragments),
+        find=_tiles.TileRows(rows, fragments),
         joinids=joinids,
         n_columns=n_columns,
         n_elements=int(n_elements.sum()),

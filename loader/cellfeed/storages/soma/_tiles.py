@@ -66,7 +66,9 @@ class Tiles:
 
 
 class TileChunks:
-    """Locations of chunks in tiles, each of which is read the first time that it is asked for.
+    """An array in tiles, and the locations of its chunks.
+
+    Those of a tile are read the first time that they are asked for.
 
     Elements are numbered as if every tile were full, and its last chunk as well: the first
     element of a tile is ``padded`` after that of the tile before.
@@ -77,8 +79,8 @@ class TileChunks:
         Name of the array in messages.
     tiles
         Locations of the tiles.
-    itemsize
-        Bytes per element.
+    dtype
+        Native dtype of the elements.
     filters
         Encoding of the chunks.
     files
@@ -86,28 +88,41 @@ class TileChunks:
 
     Attributes
     ----------
+    tiles
+        Locations of the tiles.
     chunk_elements
         Number of elements in a whole chunk.
-    padded, n_padded
-        Number of element numbers per tile, and in total.
+    padded
+        Number of element numbers per tile.
+    array
+        The array, whose elements have padded numbers.
     """
 
     def __init__(
-        self, name: str, tiles: Tiles, itemsize: int, filters: TileFilters, files: ByteStore
+        self, name: str, tiles: Tiles, dtype: np.dtype[Any], filters: TileFilters, files: ByteStore
     ) -> None:
-        self.chunk_elements = max(1, filters.chunk_bytes // itemsize)
+        self.chunk_elements = max(1, filters.chunk_bytes // dtype.itemsize)
         self._per_tile = -(-tiles.capacity // self.chunk_elements)
         self.padded = self._per_tile * self.chunk_elements
-        self.n_padded = self.padded * tiles.offsets.size
-        self._name, self._tiles, self._files = name, tiles, files
-        self._itemsize, self._filters = itemsize, filters
+        self._name, self.tiles, self._files = name, tiles, files
+        self._itemsize, self._filters = dtype.itemsize, filters
         self._is_listed = np.zeros(tiles.offsets.size, np.bool_)
         self._offsets = np.zeros(tiles.offsets.size * self._per_tile, np.int64)
         self._sizes = np.zeros(tiles.offsets.size * self._per_tile, np.int32)
+        self.array = ChunkedArray(
+            name=name,
+            shape=(self.padded * tiles.offsets.size,),
+            dtype=dtype,
+            chunk_shape=(self.chunk_elements,),
+            codec=filters.codec,
+            shuffled=filters.shuffled,
+            locations=self,
+            files=files,
+        )
 
     def starts(self, elements: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the padded numbers of elements that are numbered as if every tile were full."""
-        return elements + elements // self._tiles.capacity * (self.padded - self._tiles.capacity)
+        return elements + elements // self.tiles.capacity * (self.padded - self.tiles.capacity)
 
     def locate(self, chunks: NDArray[np.int64]) -> Located:
         """Return the locations of the chunks with these numbers.
@@ -121,9 +136,9 @@ class TileChunks:
         touched = np.unique(tiles)
         self._list(touched[~self._is_listed[touched]])
         before = chunks % self._per_tile * self.chunk_elements
-        n_elements = np.clip(self._tiles.n_elements[tiles] - before, 0, self.chunk_elements)
+        n_elements = np.clip(self.tiles.n_elements[tiles] - before, 0, self.chunk_elements)
         return Located(
-            files=self._tiles.files[tiles],
+            files=self.tiles.files[tiles],
             offsets=self._offsets[chunks],
             sizes=self._sizes[chunks].astype(np.int64),
             flags=np.zeros(len(chunks), np.int64),
@@ -132,7 +147,7 @@ class TileChunks:
 
     def _list(self, tiles: NDArray[np.int64]) -> None:
         """Read the positions of the chunks of tiles."""
-        of = self._tiles
+        of = self.tiles
         for first in range(0, tiles.size, _TILES_AT_ONCE):
             some = tiles[first : first + _TILES_AT_ONCE]
             files, begins = of.files[some], of.offsets[some]
@@ -152,7 +167,7 @@ class TileChunks:
             self._is_listed[some] = True
 
     def _list_chunks(self, tile: int, content: bytes) -> None:
-        left = int(self._tiles.n_elements[tile]) * self._itemsize
+        left = int(self.tiles.n_elements[tile]) * self._itemsize
         most = self.chunk_elements * self._itemsize
         (n_chunks,) = _N_CHUNKS.unpack_from(content)
         if n_chunks != -(-left // most):
@@ -164,7 +179,7 @@ class TileChunks:
                 raise ValueError(
                     f"it has a chunk of {decoded} bytes, but {min(left, most)} expected"
                 )
-            self._offsets[number] = self._tiles.offsets[tile] + first
+            self._offsets[number] = self.tiles.offsets[tile] + first
             self._sizes[number] = size
             left, number = left - decoded, number + 1
         if position != len(content):
@@ -209,36 +224,6 @@ def parts_of_chunk(content: bytes, metadata: int, first: int) -> Iterator[tuple[
         first += compressed
 
 
-def tiled_array(
-    name: str, chunks: TileChunks, dtype: np.dtype[Any], filters: TileFilters, files: ByteStore
-) -> ChunkedArray:
-    """Return an array with the chunks of tiles, whose elements have padded numbers.
-
-    Parameters
-    ----------
-    name
-        Its name in messages.
-    chunks
-        Locations of the chunks.
-    dtype
-        Native dtype of its elements.
-    filters
-        Encoding of the chunks.
-    files
-        The files.
-    """
-    return ChunkedArray(
-        name=name,
-        shape=(chunks.n_padded,),
-        dtype=dtype,
-        chunk_shape=(chunks.chunk_elements,),
-        codec=filters.codec,
-        shuffled=filters.shuffled,
-        locations=chunks,
-        files=files,
-    )
-
-
 # Locating rows in tiles of TileDB, whose elements are stored with their row numbers.
 #
 # Elements are ordered by blocks of rows, in each of these by blocks of columns, and only then by
@@ -280,19 +265,14 @@ class TileRows:
 
     Parameters
     ----------
-    array, chunks
-        Array with the row number of each element, int64, and its chunks.
-    tiles
-        Locations of the tiles.
+    chunks
+        The row number of each element, int64.
     fragments
         The fragments of the tiles.
     """
 
-    def __init__(
-        self, array: ChunkedArray, chunks: TileChunks, tiles: Tiles, fragments: Fragments
-    ) -> None:
-        self._array, self._chunks, self._tiles = array, chunks, tiles
-        self._fragments = fragments
+    def __init__(self, chunks: TileChunks, fragments: Fragments) -> None:
+        self._chunks, self._tiles, self._fragments = chunks, chunks.tiles, fragments
         blocks = max(1, _BAND_ROWS // fragments.block_rows)
         self._band_rows = blocks * fragments.block_rows
         self._bands = OrderedDict[tuple[int, int], _Band]()
@@ -363,8 +343,9 @@ class TileRows:
             )
             is_next = done == rows.size or rows[done] >= first_row + self._band_rows
             if (skipped and begin > first) or (done < rows.size and end < stop) or not is_next:
-                where = self._array.files.location_of(int(self._tiles.files[begin]))
-                msg = f"{where}: `{self._array.name}`: rows are not in order"
+                array = self._chunks.array
+                where = array.files.location_of(int(self._tiles.files[begin]))
+                msg = f"{where}: `{array.name}`: rows are not in order"
                 raise FormatError(f"{msg}; the file is damaged, copy it again")
             first_element += skipped
             found.append((runs[0, :n].copy(), runs[1, :n].copy()))
@@ -378,7 +359,7 @@ class TileRows:
         rows = np.empty(int(counts.sum()), np.int64)
         offsets = (np.cumsum(counts) - counts) * rows.itemsize
         starts = self._chunks.starts(elements)
-        reads = self._array.reads_of_ranges(starts, counts, offsets, rows.dtype)
+        reads = self._chunks.array.reads_of_ranges(starts, counts, offsets, rows.dtype)
         reads.run(np.array([rows.ctypes.data], np.int64))
         return rows
 

@@ -15,110 +15,28 @@ from cellfeed.decode._kernels._fields import Ints
 from cellfeed.decode._kernels._native import pointer
 from cellfeed.extending import Purpose, compiled
 from cellfeed.storages.parquet._kernels import _thrift as thrift
-from cellfeed.storages.parquet._kernels._thrift import (
-    Bytes,
-    field,
-    integer,
-    list_header,
-    skip,
-    varint,
-)
 
 PURPOSE = Purpose("footers of Parquet files", 3)
 
+# Paths of structs and fields.
+_GROUP = 4
+_COLUMN, _N_ROWS = _GROUP << thrift.DIGIT_BITS | 1, _GROUP << thrift.DIGIT_BITS | 3
+_METADATA = _COLUMN << thrift.DIGIT_BITS | 3
+_STATISTICS = _METADATA << thrift.DIGIT_BITS | 12
+# Of metadata and statistics, the numbers of these fields.
+_ENCODINGS, _NULLS, _FORMER_MAX, _MAX = 2, 3, 1, 5
+
 # Where each field of a column's metadata is written.
-_METADATA = (
+_FIELDS = (
     -1, -1, -1, -1, fields.CHUNK_CODEC, fields.N_CHUNK_ENTRIES,
     fields.CHUNK_BYTES, fields.STORED_BYTES, -1, fields.DATA_OFFSET, -1, fields.DICTIONARY_OFFSET,
 )  # fmt: skip
 
 
-@compiled("int64(uint8[::1], int64, int64[::1], int64[:,::1])", inner=True)
-def _read_statistics(data: Bytes, i: int, chunk: Ints, stack: Ints) -> int:
-    number: Any = 0
-    while True:
-        of_type, number, i = field(data, i, number)
-        if i < 0 or of_type == 0:
-            return i
-        if number == 3 and thrift.BYTE < of_type < thrift.DOUBLE:
-            chunk[fields.N_NULLS], i = integer(data, i)
-        elif number in (1, 5) and of_type == thrift.BINARY:  # its former name, and the present one
-            n, at = varint(data, i, data.size)
-            if number == 5 or chunk[fields.MAX_IS_SIGNED] != 0:
-                chunk[fields.MAX_BEGIN], chunk[fields.MAX_SIZE] = at, n
-                chunk[fields.MAX_IS_SIGNED] = number == 1
-            i = skip(data, i, of_type, stack)
-        else:
-            i = skip(data, i, of_type, stack)
-
-
-@compiled("int64(uint8[::1], int64, int64[::1], int64[:,::1])", inner=True)
-def _read_metadata(data: Bytes, i: int, chunk: Ints, stack: Ints) -> int:
-    """Read the metadata of a column in a row group; return where they end."""
-    number: Any = 0
-    while True:
-        of_type, number, i = field(data, i, number)
-        if i < 0 or of_type == 0:
-            return i
-        if number == 2 and of_type == thrift.LIST:
-            _, n, i = list_header(data, i)
-            for _ in range(n):
-                if i < 0:
-                    return -1
-                encoding, i = integer(data, i)
-                known = 0 <= encoding < fields.MOST_ENCODINGS
-                chunk[fields.ENCODINGS] |= 1 << (encoding if known else fields.MOST_ENCODINGS)
-        elif number == 12 and of_type == thrift.STRUCT:
-            i = _read_statistics(data, i, chunk, stack)
-        elif thrift.BYTE < of_type < thrift.DOUBLE and 0 <= number < len(_METADATA):
-            value, i = integer(data, i)
-            if _METADATA[number] >= 0:
-                chunk[_METADATA[number]] = value
-        else:
-            i = skip(data, i, of_type, stack)
-
-
-@compiled("int64(uint8[::1], int64, int64[::1], int64[:,::1])", inner=True)
-def _read_chunk(data: Bytes, i: int, chunk: Ints, stack: Ints) -> int:
-    number: Any = 0
-    chunk[:] = -1
-    chunk[fields.ENCODINGS] = chunk[fields.MAX_SIZE] = 0
-    while True:
-        of_type, number, i = field(data, i, number)
-        if i < 0 or of_type == 0:
-            return i
-        if number == 3 and of_type == thrift.STRUCT:
-            i = _read_metadata(data, i, chunk, stack)
-        else:
-            i = skip(data, i, of_type, stack)
-
-
-@compiled(
-    "Tuple((int64, int64))(uint8[::1], int64, int64[::1], int64[:,::1], int64[:,::1])", inner=True
-)
-def _read_group(data: Bytes, i: int, places: Ints, chunks: Ints, stack: Ints) -> Any:
-    """Read a row group; return its number of rows, and where it ends."""
-    unwanted = np.empty(fields.N_CHUNK_FIELDS, np.int64)
-    n_rows: Any = -1
-    number: Any = 0
-    n_columns: Any = 0
-    while True:
-        of_type, number, i = field(data, i, number)
-        if i < 0 or of_type == 0:
-            return n_rows, i if n_columns == places.size else -1
-        if number == 1 and of_type == thrift.LIST:
-            _, n_columns, i = list_header(data, i)
-            for column in range(min(n_columns, places.size)):
-                place = places[column]
-                i = _read_chunk(data, i, chunks[place] if place >= 0 else unwanted, stack)
-        elif number == 3 and thrift.BYTE < of_type < thrift.DOUBLE:
-            n_rows, i = integer(data, i)
-        else:
-            i = skip(data, i, of_type, stack)
-
-
 @compiled("int64(int64, int64, int64[::1], int64[::1], int64[:,:,::1])")
-def read_footer(source: int, n_bytes: int, places: Ints, n_rows: Ints, chunks: Ints) -> int:
+def read_footer(  # noqa: PLR0912 - one for each field
+    source: int, n_bytes: int, places: Ints, n_rows: Ints, chunks: Ints
+) -> int:
     """Read what a footer says of some columns.
 
     Parameters
@@ -137,17 +55,48 @@ def read_footer(source: int, n_bytes: int, places: Ints, n_rows: Ints, chunks: I
     0; -1 if the footer has other numbers of row groups or columns, or ends within a field.
     """
     data = carray(pointer(source), (n_bytes,), np.uint8)
-    stack = np.empty((thrift.DEEPEST, 2), np.int64)
-    i: Any = 0
-    number: Any = 0
+    unwanted = np.empty(fields.N_CHUNK_FIELDS, np.int64)
+    chunk, reader = unwanted, thrift.new_reader()
     n_groups: Any = 0
+    n_columns: Any = 0
+    thrift.begin(reader, 0)
     while True:
-        of_type, number, i = field(data, i, number)
-        if i < 0 or of_type == 0:
-            return 0 if i >= 0 and n_groups == n_rows.size else -1
-        if number == 4 and of_type == thrift.LIST:
-            _, n_groups, i = list_header(data, i)
-            for group in range(min(n_groups, n_rows.size)):
-                n_rows[group], i = _read_group(data, i, places, chunks[group], stack)
-        else:
-            i = skip(data, i, of_type, stack)
+        of_type, path, value = thrift.step(data, reader)
+        within, number = path >> thrift.DIGIT_BITS, path & ((1 << thrift.DIGIT_BITS) - 1)
+        is_integer = thrift.BYTE < of_type < thrift.DOUBLE
+        if of_type < 0:
+            return -1
+        if of_type == thrift.ENDS:
+            if path == 0:
+                return 0 if n_groups == n_rows.size else -1
+            if path == _GROUP and n_columns != places.size:
+                return -1
+        elif of_type == thrift.STRUCT and path == _GROUP:
+            n_groups, n_columns = n_groups + 1, 0
+            if n_groups > n_rows.size:
+                return -1
+        elif of_type == thrift.STRUCT and path == _COLUMN:
+            n_columns += 1
+            if n_columns > places.size:
+                return -1
+            place = places[n_columns - 1]
+            chunk = chunks[n_groups - 1, place] if place >= 0 else unwanted
+            chunk[:] = -1
+            chunk[fields.ENCODINGS] = chunk[fields.MAX_SIZE] = 0
+        elif is_integer and path == _N_ROWS:
+            n_rows[n_groups - 1] = value
+        elif is_integer and within == _METADATA:
+            if number == _ENCODINGS:
+                known = 0 <= value < fields.MOST_ENCODINGS
+                chunk[fields.ENCODINGS] |= 1 << (value if known else fields.MOST_ENCODINGS)
+            elif number < len(_FIELDS) and _FIELDS[number] >= 0:
+                chunk[_FIELDS[number]] = value
+        elif is_integer and within == _STATISTICS and number == _NULLS:
+            chunk[fields.N_NULLS] = value
+        elif (
+            of_type == thrift.BINARY
+            and within == _STATISTICS
+            and (number == _MAX or (number == _FORMER_MAX and chunk[fields.MAX_IS_SIGNED] != 0))
+        ):
+            chunk[fields.MAX_BEGIN] = reader[0, thrift.POSITION] - value
+            chunk[fields.MAX_SIZE], chunk[fields.MAX_IS_SIGNED] = value, number == _FORMER_MAX

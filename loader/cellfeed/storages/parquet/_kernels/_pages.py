@@ -26,71 +26,27 @@ PURPOSE = Purpose("lists in Parquet files", 10)
 # Compiled: headers of pages, structs in Thrift's compact protocol.
 
 _ABSENT = -(1 << 62)
-_N_FIELDS, _DEEPEST = 16, 6
-_OF_KIND = 5  # the field in which the header of the first kind is; others follow it
-_N_HEADER = 4 * _N_FIELDS
 _PLAIN, _PLAIN_DICTIONARY, _RLE, _RLE_DICTIONARY = 0, 2, 3, 8  # encodings
+# The field in which the header of the first kind of page is, by their number; others follow it.
+_OF_KIND = 5
+_BASE = 1 << thrift.DIGIT_BITS
+_N_HEADER = (_OF_KIND + fields.DATA_2_PAGE + 1) * _BASE
 
 
-@compiled("int64(uint8[::1], int64, int64[::1])", inner=True)
-def _read_header(data: _Bytes, i: int, header: Ints) -> int:  # noqa: PLR0912 - one for each type
-    """Read a header; return where it ends.
-
-    Integers of the struct are written to ``header``, those of the struct of its kind after them.
-    """
+@compiled("int64(uint8[::1], int64, int64[:,::1], int64[::1])", inner=True)
+def _read_header(data: _Bytes, i: int, reader: Ints, header: Ints) -> int:
+    """Read a header, with its integers by path; return where it ends."""
     for k in range(_N_HEADER):  # becomes one call, unlike a slice
         header[k] = _ABSENT
-    last, depth, kind = np.zeros(_DEEPEST, np.int64), 0, 0
-    n = np.int64(data.size)
-    while 0 <= i < n:
-        byte = np.int64(data[i])
-        i += 1
-        of_type, step, value = byte & 15, byte >> 4, np.int64(_ABSENT)
-        if byte == thrift.ENDS:
-            if depth == 0:
-                return i
-            depth -= 1
-            continue
-        field = last[depth] + step
-        if step == 0:
-            field, i = varint(data, i, n)
-            field = (field >> 1) ^ -(field & 1)
-            if i < 0:
-                return -1
-        last[depth] = field
-        if of_type in (thrift.TRUE, thrift.FALSE):
-            value = np.int64(of_type == thrift.TRUE)
-        elif of_type == thrift.BYTE:
-            i += 1
-        elif of_type < thrift.DOUBLE:
-            value, i = varint(data, i, n)
-            value = (value >> 1) ^ -(value & 1)
-        elif of_type == thrift.DOUBLE:
-            i += 8
-        elif of_type == thrift.BINARY:
-            length, i = varint(data, i, n)
-            if i < 0 or length < 0 or length > n - i:
-                return -1
-            i += length
-        elif of_type == thrift.STRUCT:
-            depth += 1
-            if depth == _DEEPEST:
-                return -1
-            last[depth] = 0
-            if depth == 1:
-                kind = field - _OF_KIND
-        else:
+    thrift.begin(reader, i)
+    while True:
+        of_type, path, value = thrift.step(data, reader)
+        if of_type < 0:
             return -1
-        if value != _ABSENT and 0 <= field < _N_FIELDS:
-            if depth == 0:
-                header[field] = value
-            elif depth == 1 and kind == fields.DATA_PAGE:
-                header[_N_FIELDS + field] = value
-            elif depth == 1 and kind == fields.DICTIONARY_PAGE:
-                header[2 * _N_FIELDS + field] = value
-            elif depth == 1 and kind == fields.DATA_2_PAGE:
-                header[3 * _N_FIELDS + field] = value
-    return -1
+        if of_type == thrift.ENDS and path == 0:
+            return int(reader[0, thrift.POSITION])
+        if 0 < of_type < thrift.DOUBLE and 0 < path < _N_HEADER:
+            header[path] = value
 
 
 @compiled("int64(int64, int64, int64, int64, int64[:,::1])")
@@ -115,19 +71,21 @@ def find_pages(  # noqa: PLR0912 - one for each kind
     Number of pages.
     """
     data = carray(pointer(source), (n_bytes,), np.uint8)
-    header = np.empty(_N_HEADER, np.int64)
+    header, reader = np.empty(_N_HEADER, np.int64), thrift.new_reader()
     at: Any = 0
     seen: Any = 0
     total = n = 0
     while seen < n_entries:
-        at = _read_header(data, at, header)
+        at = _read_header(data, at, reader, header)
         if at < 0:
             return -1
         kind, size, stored = header[1], header[2], header[3]
         if size < 0 or stored < 0 or stored > data.size - at or size > most_bytes - total:
             return -1
         total += size
-        own = header[_N_FIELDS:]
+        if not fields.DATA_PAGE <= kind <= fields.DATA_2_PAGE:
+            return -1
+        own = header[(_OF_KIND + kind) * _BASE :]
         entries, n_rows, encoding, is_compressed = np.int64(0), np.int64(-1), own[2], np.int64(1)
         repetitions = definitions = np.int64(0)
         if kind == fields.DATA_PAGE:
@@ -135,12 +93,10 @@ def find_pages(  # noqa: PLR0912 - one for each kind
             if own[3] != _RLE or own[4] != _RLE:
                 return -1
         elif kind == fields.DICTIONARY_PAGE:
-            own = header[2 * _N_FIELDS :]
-            n_rows, encoding = own[1], own[2]
+            n_rows = own[1]
             if n_rows < 0 or (encoding not in (_PLAIN, _PLAIN_DICTIONARY)):
                 return -1
         elif kind == fields.DATA_2_PAGE:
-            own = header[3 * _N_FIELDS :]
             entries, n_rows, encoding = own[1], own[3], own[4]
             definitions, repetitions = own[5], own[6]
             is_compressed = np.int64(own[7] != 0)
@@ -148,8 +104,6 @@ def find_pages(  # noqa: PLR0912 - one for each kind
                 return -1
             if repetitions > stored or definitions > min(stored, size) - repetitions:
                 return -1
-        elif kind != fields.INDEX_PAGE:
-            return -1
         if entries < 0 or entries > n_entries - seen:
             return -1
         is_indexed = encoding in (_RLE_DICTIONARY, _PLAIN_DICTIONARY)
@@ -158,17 +112,10 @@ def find_pages(  # noqa: PLR0912 - one for each kind
         if kind != fields.INDEX_PAGE:
             if n < len(pages):
                 page = pages[n]
-                (
-                    page[fields.BEGIN],
-                    page[fields.STORED],
-                    page[fields.PAGE_SIZE],
-                    page[fields.KIND],
-                ) = at, stored, size, kind
-                page[fields.N_ENTRIES], page[fields.N_PAGE_ROWS], page[fields.IS_INDEXED] = (
-                    entries,
-                    n_rows,
-                    is_indexed,
-                )
+                page[fields.BEGIN], page[fields.STORED] = at, stored
+                page[fields.PAGE_SIZE], page[fields.KIND] = size, kind
+                page[fields.N_ENTRIES], page[fields.N_PAGE_ROWS] = entries, n_rows
+                page[fields.IS_INDEXED] = is_indexed
                 page[fields.REPETITIONS], page[fields.DEFINITIONS] = repetitions, definitions
                 page[fields.IS_COMPRESSED], page[fields.N_VALUES] = is_compressed, 0
                 page[fields.VALUES_BEGIN], page[fields.VALUES_END] = 0, 0
@@ -375,11 +322,8 @@ def _unpack(
 
     The dictionary has a value for each index of this width.
     """
-    mask, bit, largest = (
-        (np.uint64(1) << np.uint64(width)) - np.uint64(1),
-        first * width,
-        np.uint64(0),
-    )
+    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+    bit, largest = first * width, np.uint64(0)
     for k in range(n):
         word = load_word(address + (bit >> 3))
         index = (word >> np.uint64(bit & 7)) & mask
@@ -519,10 +463,8 @@ def _decompressed(
     The levels of a page of the second kind stay where they are.
     """
     n_levels = page[fields.REPETITIONS] + page[fields.DEFINITIONS]
-    source, stored = (
-        np.int64(data.ctypes.data) + page[fields.BEGIN] + n_levels,
-        page[fields.STORED] - n_levels,
-    )
+    source = np.int64(data.ctypes.data) + page[fields.BEGIN] + n_levels
+    stored, target = page[fields.STORED] - n_levels, np.int64(buffer.ctypes.data)
     size = page[fields.PAGE_SIZE] - n_levels
     if size > buffer.size - fields.PADDING:
         return -1
@@ -532,20 +474,9 @@ def _decompressed(
     if column[fields.LIST_DECOMPRESS] == 0 or not page[fields.IS_COMPRESSED]:
         if stored != size:
             return -1
-        copy_bytes(np.int64(buffer.ctypes.data), source, wanted)
+        copy_bytes(target, source, wanted)
         return wanted
-    arguments = (
-        source,
-        stored,
-        np.int64(buffer.ctypes.data),
-        size,
-        0,
-        wanted,
-        states[0],
-        states[1],
-        states[2],
-        0,
-    )
+    arguments = source, stored, target, size, 0, wanted, states[0], states[1], states[2], 0
     n = call(column[fields.LIST_DECOMPRESS], arguments)
     return int(min(n, wanted))  # what follows them may be wrong
 
