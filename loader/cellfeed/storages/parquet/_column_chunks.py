@@ -10,8 +10,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.decode import fields
 from cellfeed.storages.parquet import _kernels as kernels
+from cellfeed.storages.parquet._kernels import _fields as fields
 
 # Names of codecs, by their numbers in footers.
 _CODECS = ("none", "snappy", "gzip", "lzo", "brotli", "lz4_hadoop", "zstd", "lz4")
