@@ -118,8 +118,8 @@ print(json.dumps(sorted(
     if getattr(each, "overloads", None) or getattr(each, "_wrapper_address", None)
 )))
 """
-OTHER_CODECS = {"_zstd", "_blosc", "_lz4", "_lzf", "unshuffler", "adder"}
-OTHER_PLACES = {"renumber", "select", "scatter", "spread", "_transform", "_gather", "_sort_rows"}
+OTHER_CODECS = {"_zstd", "_blosc", "_lz4", "_lzf", "unshuffle", "adder"}
+OTHER_PLACES = {"renumber", "select", "pick", "spread", "_transform", "gather", "_sort_rows"}
 
 
 @pytest.mark.process

@@ -12,8 +12,12 @@ from tests.loader import extensions
 
 ROOT = Path(__file__).parents[2]
 # Compiled code takes in the constants and the inner functions of other modules when it is compiled.
-# A stranger compiles by himself; these two use what the decoders of chunks are written with.
-COMPILED = ("cellfeed.storages.parquet._kernels", "cellfeed.tokenizers._kernels")
+# A stranger compiles by himself; these use what the decoders of chunks are written with.
+COMPILED = (
+    "cellfeed.storages.parquet._kernels",
+    "cellfeed.storages.postgres._kernels",
+    "cellfeed.tokenizers._kernels",
+)
 EXCEPTIONS = {
     "_codecs": "numbers and inner functions of codecs",
     "_fields": "columns of the tables that compiled code takes",

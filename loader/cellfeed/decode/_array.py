@@ -21,8 +21,8 @@ from cellfeed.decode._placing import (
     ValueSteps,
     array_row,
     locate_pieces,
-    selecting_row,
 )
+from cellfeed.decode._planning import ChunkPlan, plan_ranges, plan_rows, plan_selected
 from cellfeed.decode._reads import ChunkReads, chunk_table
 
 # Memory for records about chunks, shared with processes that are forked from this one.
@@ -391,7 +391,7 @@ class ChunkedArray:
         steps
             Transforms of the values of each range, as a row.
         """
-        chunks, firsts, segments, crossings = kernels.plan_flat(
+        plan, crossings = plan_ranges(
             starts, counts, destinations, self.chunk_shape[0], out_dtype.itemsize
         )
         placing = fields.COPIED
@@ -404,8 +404,8 @@ class ChunkedArray:
         if steps is not None:
             row[fields.PLACING] = fields.TRANSFORMED
             row[[fields.STEPS, fields.NUMBERS, fields.N_STEPS]] = steps.located
-            pieces = locate_pieces(segments)
-        reads = self._reads(chunks, firsts, segments, row, (column_map, steps, pieces))
+            pieces = locate_pieces(plan.segments)
+        reads = self._reads(plan, row, (column_map, steps, pieces))
         if index_limit < 0:
             return reads
         return replace(reads, crossings={out_dtype.itemsize: crossings})
@@ -432,12 +432,12 @@ class ChunkedArray:
             New index of each column within the row, -1 to leave it out, int32, shape (n_columns,).
         """
         chunk_rows, chunk_columns = self.chunk_shape
-        chunks, firsts, segments = kernels.plan_grid(
-            rows, destinations, self.shape[1], chunk_rows, chunk_columns, out_dtype.itemsize
+        plan = plan_rows(
+            rows, destinations, self.shape[1], (chunk_rows, chunk_columns), out_dtype.itemsize
         )
         placing = fields.COPIED if column_map is None else fields.SPREAD
         row = array_row(self.dtype, out_dtype, placing=placing, column_map=column_map)
-        return self._reads(chunks, firsts, segments, row, column_map)
+        return self._reads(plan, row, column_map)
 
     def reads_selecting(
         self,
@@ -455,12 +455,21 @@ class ChunkedArray:
         column_map
             New index of each column, -1 to leave it out, int32, shape (n_columns,).
         """
-        no_destinations = np.zeros(len(starts), np.int64)
-        chunks, firsts, segments, _ = kernels.plan_flat(
-            starts, counts, no_destinations, self.chunk_shape[0], 0
+        # Compiled code knows these two; an index that does not fit becomes one out of bounds.
+        known = self.dtype in (np.int32, np.int64)
+        out_dtype = self.dtype if known else np.dtype(np.int64)
+        is_selected = (column_map >= 0).view(np.uint8)
+        row = array_row(
+            self.dtype,
+            out_dtype,
+            index_limit=len(column_map),
+            placing=fields.SELECTED,
+            column_map=column_map,
         )
-        row, tables = selecting_row(self.dtype, column_map)
-        return self._reads(chunks, firsts, segments, row, tables)
+        row[fields.IS_SELECTED] = is_selected.ctypes.data
+        no_destinations = np.zeros(len(starts), np.int64)
+        plan, _ = plan_ranges(starts, counts, no_destinations, self.chunk_shape[0], 0)
+        return self._reads(plan, row, (column_map, is_selected))
 
     def reads_of_selected(
         self,
@@ -482,36 +491,34 @@ class ChunkedArray:
         out_dtype
             Dtype at the destinations.
         """
-        chunks, firsts, segments = kernels.plan_selected(
-            starts, selected.starts, selected.entries, destinations, self.chunk_shape[0]
+        plan = plan_selected(
+            starts, selected, destinations, self.chunk_shape[0], out_dtype.itemsize
         )
-        row = array_row(self.dtype, out_dtype, placing=fields.SCATTERED)
-        return self._reads(chunks, firsts, segments, row, selected.entries)
+        row = array_row(self.dtype, out_dtype, placing=fields.PICKED)
+        return self._reads(plan, row, selected.positions)
 
     def _reads(
         self,
-        chunks: NDArray[np.int64],
-        firsts: NDArray[np.int64],
-        segments: NDArray[np.int64],
+        plan: ChunkPlan,
         array: NDArray[np.int64],
         tables: object,
     ) -> ChunkReads:
-        """Return reads; ``array`` and ``segments`` may have addresses in ``tables``."""
-        located = self.locations.locate(chunks)
+        """Return reads; ``array`` and segments may have addresses in ``tables``."""
+        located = self.locations.locate(plan.chunks)
         offsets, sizes = located.offsets, located.sizes
         if not self.is_decoded_whole:
             placing = int(array[fields.PLACING])
-            kernels.trim(offsets, sizes, firsts, segments, self.dtype.itemsize, placing)
+            kernels.trim(offsets, sizes, plan.firsts, plan.segments, self.dtype.itemsize, placing)
         table, in_use = chunk_table(
             self.files,
             located.files,
             offsets,
             sizes,
-            firsts=firsts,
-            n_segments=len(segments),
+            firsts=plan.firsts,
+            n_segments=len(plan.segments),
             flags=located.flags,
         )
-        table[:, fields.NUMBER] = chunks
+        table[:, fields.NUMBER] = plan.chunks
         array[fields.CODEC] = self.codec
         array[fields.CHECKED] = self.checked.ctypes.data
         array[fields.SHUFFLED] = self.shuffled
@@ -527,7 +534,7 @@ class ChunkedArray:
         return ChunkReads(
             arrays=arrays,
             chunks=table,
-            segments=segments,
+            segments=plan.segments,
             owners=(self,) * len(arrays),
             files=(in_use,),
             keep_alive=(tables, self.checked),

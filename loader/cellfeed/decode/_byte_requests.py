@@ -120,7 +120,7 @@ def chunks_as_they_arrive(
     FormatError
         A file ends before the end of a chunk, or has the wrong size.
     """
-    is_requested = _are_requested(chunks)
+    is_requested = are_requested(chunks)
     if not is_requested.any():
         yield np.arange(len(chunks)), chunks, ()
         return
@@ -159,18 +159,7 @@ def begin_requests(chunks: NDArray[np.int64], stores: Sequence[ByteStore]) -> li
     return [each for each in begun if each is not None]
 
 
-def are_requested(chunks: NDArray[np.int64]) -> bool:
-    """Whether a store reads any of these chunks into memory."""
-    flags = chunks[:, fields.FLAGS] & (fields.IN_MEMORY | fields.AT_HAND)
-    return bool((flags == fields.IN_MEMORY).any())
-
-
-def requested_bytes(chunks: NDArray[np.int64]) -> int:
-    """Return the number of bytes requested from stores; an upper bound for files of one chunk."""
-    return int(chunks[:, fields.SIZE][_are_requested(chunks)].sum())
-
-
-def _are_requested(chunks: NDArray[np.int64]) -> NDArray[np.bool_]:
+def are_requested(chunks: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which chunks have bytes that a store reads into memory."""
     flags = chunks[:, fields.FLAGS]
     others = fields.AT_HAND | fields.ABSENT | fields.LOST
@@ -185,7 +174,7 @@ def _by_store(
     distinct = {id(store): store for store in stores}
     numbers = {each: number for number, each in enumerate(distinct)}
     number_of_array = np.array([numbers[id(store)] for store in stores], np.intp)
-    requested = np.flatnonzero(_are_requested(chunks))
+    requested = np.flatnonzero(are_requested(chunks))
     number_of_chunk = number_of_array[chunks[requested, fields.ARRAY]]
     for number, store in enumerate(distinct.values()):
         rows = requested[number_of_chunk == number]

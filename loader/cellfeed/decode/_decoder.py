@@ -4,9 +4,9 @@ import mmap
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from multiprocessing.context import get_spawning_popen
@@ -85,15 +85,24 @@ class Counters:
 
     def range_of(self, stage: str) -> AbstractContextManager[Any]:
         """Show a block to a profiler as a range, if that is requested: if `ranges` are set."""
-        return _NO_RANGE if self.ranges is None else self.ranges(f"cellfeed: {stage}")
+        return nullcontext() if self.ranges is None else self.ranges(f"cellfeed: {stage}")
 
-    def processor_time(self, counter: Counter) -> "_Timed":
+    def processor_time(self, counter: Counter) -> AbstractContextManager[None]:
         """Add the CPU time of this thread in a block."""
-        return _Timed(self, counter, time.thread_time_ns)
+        return self._timed(counter, time.thread_time_ns)
 
-    def wall_time(self, counter: Counter) -> "_Timed":
+    def wall_time(self, counter: Counter) -> AbstractContextManager[None]:
         """Add the elapsed time of a block."""
-        return _Timed(self, counter, time.perf_counter_ns)
+        return self._timed(counter, time.perf_counter_ns)
+
+    @contextmanager
+    def _timed(self, counter: Counter, clock: Callable[[], int]) -> Iterator[None]:
+        with self.range_of(counter.name.lower().replace("_", " ")):
+            begin = clock()
+            try:
+                yield
+            finally:
+                self.add(counter, clock() - begin)
 
     @property
     def values(self) -> NDArray[np.int64]:
@@ -130,31 +139,6 @@ class Counters:
             except OSError:  # no descriptor is left, say: what it does is not counted
                 return Counters, (), state
         return _opened, (DupFd(self._spawned.descriptor),), state
-
-
-_NO_RANGE = nullcontext()
-
-
-class _Timed:
-    """A block of code whose time is added to a counter."""
-
-    __slots__ = ("_begin", "_clock", "_counter", "_counters", "_range")
-
-    def __init__(self, counters: Counters, counter: Counter, clock: Callable[[], int]) -> None:
-        self._counters, self._counter, self._clock = counters, counter, clock
-        self._begin = 0
-        self._range: AbstractContextManager[Any] | None = None
-
-    def __enter__(self) -> None:
-        if self._counters.ranges is not None:
-            self._range = self._counters.range_of(self._counter.name.lower().replace("_", " "))
-            self._range.__enter__()
-        self._begin = self._clock()
-
-    def __exit__(self, *exception: object) -> None:
-        self._counters.add(self._counter, self._clock() - self._begin)
-        if self._range is not None:
-            self._range.__exit__(None, None, None)
 
 
 class _Spawned:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.decode import _kernels as kernels
-from cellfeed.decode._decoder import Counters, Decoder
+from cellfeed.decode._decoder import Counters
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._codecs import STORED, can_cast
 from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
@@ -23,7 +23,6 @@ def place_elements(
     dtype: np.dtype[Any],
     *,
     index_limit: int = -1,
-    column_map: NDArray[np.int32] | None = None,
 ) -> bool:
     """Copy ranges of elements to their destinations.
 
@@ -39,8 +38,6 @@ def place_elements(
         Dtype at the destinations.
     index_limit
         If not negative, elements are column indices, which must be below it.
-    column_map
-        New index of each column, none of which is left out, int32, shape (index_limit,).
 
     Returns
     -------
@@ -61,46 +58,11 @@ def place_elements(
     segments = np.stack([starts, counts, addresses, np.zeros_like(starts)], axis=1)
     report = np.zeros(fields.N_REPORTS, np.int64)
     report[fields.ASCENDING] = 1
-    placing = fields.COPIED if column_map is None else fields.RENUMBERED
-    array = array_row(
-        elements.dtype, dtype, index_limit=index_limit, placing=placing, column_map=column_map
-    )
+    array = array_row(elements.dtype, dtype, index_limit=index_limit)
     kernels.place(elements.ctypes.data, segments, array, report, 0)
     if report[fields.FAILURE]:
-        raise ValueError(out_of_bounds(index_limit))
+        raise ValueError(f"a column index is outside [0, {index_limit})")
     return bool(report[fields.ASCENDING])
-
-
-def out_of_bounds(n_columns: int) -> str:
-    """Return the message for a column index outside of the matrix."""
-    return f"a column index is outside [0, {n_columns})"
-
-
-def place_selected(
-    elements: NDArray[Any],
-    starts: NDArray[np.int64],
-    selected: "SelectedElements",
-    addresses: NDArray[np.int64],
-) -> None:
-    """Copy the selected elements of each row to their slots.
-
-    Parameters
-    ----------
-    elements
-        One-dimensional elements of the destination dtype.
-    starts
-        Start of each row in ``elements``, ascending, int64, shape (n_rows,).
-    selected
-        The selected elements of each row.
-    addresses
-        Address of the first slot of each row, int64, shape (n_rows,).
-    """
-    array = array_row(elements.dtype, elements.dtype, placing=fields.SCATTERED)
-    whole = max(1, elements.size)
-    entries = selected.starts, selected.entries
-    _, _, segments = kernels.plan_selected(starts, *entries, addresses, whole)
-    report = np.zeros(fields.N_REPORTS, np.int64)
-    kernels.place(elements.ctypes.data, segments, array, report, 0)
 
 
 def array_row(
@@ -133,32 +95,6 @@ def array_row(
     return row
 
 
-def selecting_row(
-    dtype: np.dtype[Any], column_map: NDArray[np.int32]
-) -> tuple[NDArray[np.int64], object]:
-    """Return the row for column indices to select from, and an object that must outlive it.
-
-    Parameters
-    ----------
-    dtype
-        Native dtype of the indices, for which `can_cast` to int64 holds.
-    column_map
-        New index of each column, -1 to leave it out, int32, shape (n_columns,).
-    """
-    # Compiled code knows these two; an index that does not fit becomes one out of bounds.
-    known = dtype in (np.int32, np.int64)
-    row = array_row(
-        dtype,
-        dtype if known else np.dtype(np.int64),
-        index_limit=len(column_map),
-        placing=fields.SELECTED,
-        column_map=column_map,
-    )
-    is_selected = (column_map >= 0).view(np.uint8)
-    row[fields.IS_SELECTED] = is_selected.ctypes.data
-    return row, (column_map, is_selected)
-
-
 def scratch_bytes(arrays: NDArray[np.int64]) -> int:
     """Return the scratch memory that a thread needs to place elements of chunks, in bytes.
 
@@ -173,6 +109,7 @@ def scratch_bytes(arrays: NDArray[np.int64]) -> int:
     is_cast = arrays[:, fields.CAST] != 0
     n_bytes = np.where(is_cast | (placing == fields.TRANSFORMED), arrays[:, fields.OUT_ITEMSIZE], 0)
     n_bytes += np.where(placing == fields.SELECTED, 8, 0)
+    n_bytes = np.where(placing == fields.PICKED, arrays[:, fields.ITEMSIZE], n_bytes)
     return int((n_elements * n_bytes).max(initial=0))
 
 
@@ -187,107 +124,29 @@ class SelectedElements:
     ----------
     starts
         Start of each row in the arrays below, int64, shape (n_rows + 1,).
-    columns
-        Columns in the collection, ascending in each row, int32, shape (n_selected,).
-    entries
-        For each selected element, in stored order, its position in the stored row in the upper 32
-        bits, and its slot in the resulting row in the lower 32 bits, int64, shape (n_selected,).
+    columns, positions
+        Column in the collection, and position in the stored row, of each selected element, in
+        stored order, int32, shape (n_selected,).
     ascending
-        Whether the columns of each row are distinct.
+        Whether the columns of each row ascend strictly.
     """
 
     starts: NDArray[np.int64]
     columns: NDArray[np.int32]
-    entries: NDArray[np.int64]
+    positions: NDArray[np.int32]
     ascending: bool
 
     def __getitem__(self, rows: slice) -> "SelectedElements":
         starts = self.starts[rows.start : rows.stop + 1]
         own = slice(starts[0], starts[-1])
         return SelectedElements(
-            starts - starts[0], self.columns[own], self.entries[own], self.ascending
+            starts - starts[0], self.columns[own], self.positions[own], self.ascending
         )
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Number of selected elements in each row, int64, shape (n_rows,)."""
         return np.diff(self.starts)
-
-
-def gathered(
-    segments: NDArray[np.int64],
-    found: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    decoder: Decoder,
-) -> SelectedElements:
-    """Return the selected elements of rows, from the segments that the kernels have filled.
-
-    Parameters
-    ----------
-    segments
-        Segments of all rows, row by row.
-    found
-        The list to which they refer.
-    lengths
-        Number of stored elements in each row, int64, shape (n_rows,).
-    decoder
-        The decoder.
-    """
-    row_firsts = np.flatnonzero(segments[:, fields.WITHIN] == 0)
-    n_segments = np.diff(row_firsts, append=len(segments))
-    rows = np.repeat(np.flatnonzero(lengths), n_segments)
-    counts = np.bincount(rows, segments[:, fields.COUNT], minlength=lengths.size)
-    starts = np.concatenate([[0], np.cumsum(counts.astype(np.int64))])
-    memory = decoder.pool.acquire(12 * found.size)
-    entries = memory.array(np.dtype(np.int64), found.size)
-    columns = memory.array(np.dtype(np.int32), found.size, start=entries.nbytes)
-
-    def gather(first: int, stop: int) -> bool:
-        own = slice(first, stop)
-        return bool(kernels.gather(segments[own], rows[own], starts, found, columns, entries))
-
-    if decoder.threads is None or not row_firsts.size:
-        ascending = gather(0, len(segments))
-    else:
-        shares = np.linspace(0, row_firsts.size, decoder.num_threads, endpoint=False).astype(int)
-        bounds = [*np.unique(row_firsts[shares]).tolist(), len(segments)]
-        ascending = all(list(decoder.threads.map(gather, bounds[:-1], bounds[1:])))
-    return SelectedElements(starts, columns, entries, ascending)
-
-
-def select_columns(
-    indices: NDArray[Any], lengths: NDArray[np.int64], column_map: NDArray[np.int32]
-) -> SelectedElements:
-    """Return the selected elements of rows whose column indices are in memory.
-
-    Parameters
-    ----------
-    indices, lengths
-        Concatenated column indices of all rows, and the number in each row.
-    column_map
-        New index of each column, -1 to leave it out, int32, shape (n_columns,).
-
-    Raises
-    ------
-    ValueError
-        A column index is out of bounds.
-    """
-    indices = np.ascontiguousarray(indices, dtype=np.int64)
-    starts = np.cumsum(lengths) - lengths
-    _, _, segments, _ = kernels.plan_flat(
-        starts, lengths, np.zeros_like(starts), max(1, indices.size), 0
-    )
-    found = np.empty(indices.size, np.int64)
-    report = np.zeros(fields.N_REPORTS, np.int64)
-    report[fields.SELECTION] = found.ctypes.data
-    array, tables = selecting_row(indices.dtype, column_map)
-    array[fields.DECODED_BYTES] = indices.nbytes
-    scratch = np.empty(scratch_bytes(array[None]), np.uint8)
-    kernels.place(indices.ctypes.data, segments, array, report, scratch.ctypes.data)
-    del tables  # whose addresses were used by now
-    if report[fields.FAILURE]:
-        raise ValueError(out_of_bounds(column_map.size))
-    return gathered(segments, found[: report[fields.N_SELECTED]], lengths, Decoder())
 
 
 # Transforms in the form of compiled code, applied to rows by several threads.

@@ -4,8 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from typing import Any, Protocol
+from itertools import accumulate, pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,12 @@ from cellfeed.decode._byte_requests import (
     begin_requests,
     chunks_as_they_arrive,
     drop_pages,
-    requested_bytes,
     seem_to_be_in_memory,
 )
 from cellfeed.decode._decoder import Counter, Decoder, Verify
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._codecs import BLOSC, STORED, function_addresses
-from cellfeed.decode._placing import SelectedElements, gathered, scratch_bytes
+from cellfeed.decode._placing import SelectedElements, scratch_bytes
 
 _CACHE_BYTES = 1 << 24  # more than this is out of the cache before it is used
 
@@ -245,12 +244,13 @@ class ChunkReads:
     @property
     def are_requested(self) -> bool:
         """Whether a store reads any of them into memory, such as those of a server."""
-        return are_requested(self.chunks)
+        flags = self.chunks[:, fields.FLAGS] & (fields.IN_MEMORY | fields.AT_HAND)
+        return bool((flags == fields.IN_MEMORY).any())
 
     @property
     def requested_bytes(self) -> int:
         """Number of compressed bytes that stores read; an upper bound for files of one chunk."""
-        return requested_bytes(self.chunks)
+        return int(self.chunks[:, fields.SIZE][are_requested(self.chunks)].sum())
 
     def readahead(self) -> list[object]:
         """Announce the reads to the system and the stores, which then run concurrently.
@@ -331,7 +331,24 @@ class ChunkReads:
         n_elements, dtype = int(segments[:, fields.COUNT].sum()), np.dtype(np.int64)
         found = decoder.pool.acquire(n_elements * dtype.itemsize).array(dtype, n_elements)
         _, report = self._decode(self.arrays.copy(), segments, decoder, found.ctypes.data)
-        return gathered(segments, found[: report[fields.N_SELECTED]], lengths, decoder)
+        found = found[: report[fields.N_SELECTED]]
+        row_firsts = np.flatnonzero(segments[:, fields.WITHIN] == 0)
+        n_segments = np.diff(row_firsts, append=len(segments))
+        rows = np.repeat(np.flatnonzero(lengths), n_segments)
+        counts = np.bincount(rows, segments[:, fields.COUNT], minlength=lengths.size)
+        starts = np.concatenate([[0], np.cumsum(counts.astype(np.int64))])
+        memory = decoder.pool.acquire(8 * found.size)
+        columns = memory.array(np.dtype(np.int32), found.size)
+        positions = memory.array(np.dtype(np.int32), found.size, start=columns.nbytes)
+
+        def gather(bounds: tuple[int, int]) -> bool:
+            own = slice(*bounds)
+            return bool(kernels.gather(segments[own], rows[own], starts, found, columns, positions))
+
+        shares = np.linspace(0, row_firsts.size, decoder.num_threads, endpoint=False).astype(int)
+        begins = np.unique(row_firsts[shares]).tolist() if row_firsts.size else []
+        ascending = all(decoder.map(gather, [*pairwise([*begins, len(segments)])]))
+        return SelectedElements(starts, columns, positions, ascending)
 
     def _decode(
         self,
@@ -550,50 +567,3 @@ def divide_reads(reads: ChunkReads, is_first: NDArray[np.bool_]) -> tuple[ChunkR
         return replace(reads, chunks=chunks, segments=own, crossings=crossings)
 
     return part(first=True), part(first=False)
-
-
-# Converting coordinates (row, column, value), in any order, to sparse rows.
-
-Coordinates = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
-
-
-def rows_of_coordinates(
-    tables: Sequence[Coordinates], ids: NDArray[np.int64], dtype: np.dtype[Any]
-) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any]]:
-    """Return row pointers, columns and values of rows, keeping the order of values in each row.
-
-    Parameters
-    ----------
-    tables
-        Contiguous arrays with the row, int64, the column, int64, and the value of each element.
-    ids
-        The numbers of the rows, int64, ascending.
-    dtype
-        Dtype of the values.
-
-    Raises
-    ------
-    ValueError
-        An element is of another row, or its column is negative or above 2^31 - 1.
-
-    Examples
-    --------
-    >>> rows, columns = np.array([7, 3, 7]), np.array([5, 0, 1])
-    >>> values = np.array([1, 2, 3], np.float32)
-    >>> rows_of_coordinates([(rows, columns, values)], np.array([3, 4, 7]), values.dtype)
-    (array([0, 1, 1, 3]), array([0, 5, 1], dtype=int32), array([2., 1., 3.], dtype=float32))
-    """
-    counts = np.zeros(ids.size, np.int64)
-    for rows, _, _ in tables:
-        if not kernels.count_by_row(rows.ctypes.data, rows.size, ids, counts):
-            msg = "it has an element of a row that was not requested"
-            raise ValueError(msg)
-    indptr = np.concatenate([[0], np.cumsum(counts)])
-    indices, data = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], dtype)
-    ends, bits = indptr[:-1].copy(), data.view(f"u{dtype.itemsize}")
-    for rows, columns, values in tables:
-        addresses = (each.ctypes.data for each in (rows, columns, values))
-        if not kernels.scatter_by_row(*addresses, rows.size, ids, ends, indices, bits):
-            msg = "it has a column that is negative or above 2^31 - 1"
-            raise ValueError(msg)
-    return indptr, indices, data

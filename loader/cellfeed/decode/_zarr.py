@@ -31,8 +31,10 @@ from cellfeed.decode._kernels._codecs import STORED, ZARR_CODECS, can_decode, ca
 
 _CHECKSUM = "crc32c"
 _NO_CODECS = {"bytes", _CHECKSUM, "transpose"}
+_OF_NUMCODECS = "numcodecs."
 _SHARDING = "sharding_indexed"
 _FILTERS = {"astype", "delta"}
+_V2 = 2  # of the format
 _TWO = 2  # dimensions of a matrix, whose chunks may hold parts of rows
 _UNKNOWN = "is not supported"
 _MOST_SHARDS = 1 << 22  # each is looked for when the array is opened
@@ -153,12 +155,80 @@ def _known_layout(metadata: Mapping[str, Any]) -> ZarrLayout:
     shape = _shape(metadata["shape"])
     if not shape or 0 in shape:
         raise _SlowError("it is empty" if shape else "it is a single number")
-    layout = _v2(metadata, shape) if metadata["zarr_format"] == 2 else _v3(metadata, shape)  # noqa: PLR2004 - of the format
+    codecs, sharding = _encoding(metadata)
+    numbers, file_shape, prefix, separator = _grid(metadata, shape)
+    dtype = _known_numbers(numbers, metadata["fill_value"])
+    chunk_shape, index = file_shape, dict[str, bool]()
+    if sharding is not None:
+        chunk_shape, index = _shape(sharding["chunk_shape"]), _index(sharding)
+    checksummed = codecs[-1][0] == _CHECKSUM
+    if checksummed and not can_verify():
+        raise _SlowError("no library that verifies its checksums was found")
+    codecs = [(_short(name), options) for name, options in codecs]
+    names = [name for name, _ in codecs]
+    if "bytes" in names:
+        n_filters = names.index("bytes")
+    else:
+        n_filters = next((k for k, name in enumerate(names) if name not in _FILTERS), len(names))
+    stored, delta = _filtered(codecs[:n_filters], dtype)
+    layout = ZarrLayout(
+        shape=shape,
+        dtype=stored,
+        file_shape=file_shape,
+        chunk_shape=chunk_shape,
+        codec=_codec(codecs[n_filters : -1 if checksummed else None], stored),
+        delta=delta,
+        checksummed=checksummed,
+        prefix=prefix,
+        separator=separator,
+        **index,
+    )
     if len(shape) > _TWO and not holds_whole_rows(shape, layout.chunk_shape):
         raise _SlowError("its chunks have parts of rows", "write it in chunks of whole rows")
     if layout.sharded and math.prod(layout.file_grid) > _MOST_SHARDS:
         raise _SlowError(f"it has more than {_MOST_SHARDS:,} shards")
     return layout
+
+
+def _grid(metadata: Mapping[str, Any], shape: Shape) -> tuple[Any, Shape, str, str]:
+    """Return the name of the dtype; and `ZarrLayout`'s shape, prefix and separator of files."""
+    if metadata["zarr_format"] == _V2:
+        if len(shape) > 1 and metadata["order"] != "C":
+            raise _SlowError("its chunks are in Fortran order")
+        separator = metadata.get("dimension_separator", ".")
+        return metadata["dtype"], _shape(metadata["chunks"]), "", separator
+    grid, key = metadata["chunk_grid"], metadata["chunk_key_encoding"]
+    if grid["name"] != "regular" or key["name"] not in {"default", "v2"}:
+        raise _SlowError(f"chunks that are {grid['name']}, {key['name']} {_UNKNOWN}")
+    if metadata.get("storage_transformers"):
+        raise _SlowError(f"a storage transformer {_UNKNOWN}")
+    is_default = key["name"] == "default"
+    separator = _options(key).get("separator", "/" if is_default else ".")
+    prefix = f"c{separator}" if is_default else ""
+    file_shape = _shape(grid["configuration"]["chunk_shape"])
+    return metadata["data_type"], file_shape, prefix, separator
+
+
+_Codecs = Sequence[tuple[str, Mapping[str, Any]]]  # names and options, in the order of writing
+
+
+def _encoding(metadata: Mapping[str, Any]) -> tuple[_Codecs, Mapping[str, Any] | None]:
+    """Return the codecs of chunks, and the options of sharding if shards contain the chunks.
+
+    Names of codecs of numcodecs begin with its name: its CRC32C is another than zarr's.
+    """
+    if metadata["zarr_format"] == _V2:
+        compressor = metadata["compressor"]
+        return [
+            *((_OF_NUMCODECS + each["id"], each) for each in metadata["filters"] or ()),
+            ("bytes", {"endian": sys.byteorder}),  # of the dtype, in fact
+            *([] if compressor is None else [(_OF_NUMCODECS + compressor["id"], compressor)]),
+        ], None
+    codecs, sharding = metadata["codecs"], None
+    if [each["name"] for each in codecs] == [_SHARDING]:
+        sharding = _options(codecs[0])
+        codecs = sharding["codecs"]
+    return [(each["name"], _options(each)) for each in codecs], sharding
 
 
 def zarr_codec(metadata: Mapping[str, Any]) -> str:
@@ -169,13 +239,9 @@ def zarr_codec(metadata: Mapping[str, Any]) -> str:
     metadata
         Metadata of the array, as parsed JSON.
     """
-    if metadata["zarr_format"] == 2:  # noqa: PLR2004 - of the format
-        compressor = metadata["compressor"]
-        return "none" if compressor is None else str(compressor["id"])
-    codecs = _codecs_of_chunks(metadata)
-    names = [_name(codec) for codec in codecs if codec["name"] not in _NO_CODECS]
-    sharded = [] if codecs is metadata["codecs"] else ["sharded"]
-    return ", ".join([*(names or ["none"]), *sharded])
+    codecs, sharding = _encoding(metadata)
+    names = [_short(name) for name, _ in codecs if name not in _NO_CODECS] or ["none"]
+    return ", ".join([*names, *([] if sharding is None else ["sharded"])])
 
 
 def zarr_has_checksums(metadata: Mapping[str, Any]) -> bool:
@@ -186,86 +252,18 @@ def zarr_has_checksums(metadata: Mapping[str, Any]) -> bool:
     metadata
         Metadata of the array, as parsed JSON.
     """
-    if metadata["zarr_format"] == 2:  # noqa: PLR2004 - of the format
-        codecs = [*filter(None, [*(metadata["filters"] or ()), metadata["compressor"]])]
-        found = [(each["id"], each) for each in codecs]
-    else:
-        found = [(_name(each), _options(each)) for each in _codecs_of_chunks(metadata)]
-    return any(name in _CHECKSUMS or options.get("checksum") for name, options in found)
+    codecs, _ = _encoding(metadata)
+    return any(_short(name) in _CHECKSUMS or each.get("checksum") for name, each in codecs)
 
 
 _CHECKSUMS = {_CHECKSUM, "gzip", "zlib", "crc32", "adler32", "fletcher32", "jenkins_lookup3"}
 
 
-def _codecs_of_chunks(metadata: Mapping[str, Any]) -> Any:
-    """Return the codecs of chunks, within shards if there are any; of format v3."""
-    codecs = metadata["codecs"]
-    return _options(codecs[0])["codecs"] if codecs[0]["name"] == _SHARDING else codecs
+def _short(name: str) -> str:
+    return name.removeprefix(_OF_NUMCODECS)
 
 
-def _name(codec: Mapping[str, Any]) -> str:
-    return str(codec["name"]).removeprefix("numcodecs.")
-
-
-def _v2(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout:
-    dtype = _known_numbers(metadata["dtype"], metadata["fill_value"])
-    filters = [(each["id"], each) for each in metadata["filters"] or ()]
-    stored, delta = _filtered(filters, dtype)
-    if len(shape) > 1 and metadata["order"] != "C":
-        raise _SlowError("its chunks are in Fortran order")
-    compressor = metadata["compressor"]
-    codec = _known_codec([] if compressor is None else [compressor["id"]])
-    chunks = _shape(metadata["chunks"])
-    return ZarrLayout(
-        shape=shape,
-        dtype=stored,
-        file_shape=chunks,
-        chunk_shape=chunks,
-        codec=codec,
-        delta=delta,
-        prefix="",
-        separator=metadata.get("dimension_separator", "."),
-    )
-
-
-def _v3(metadata: Mapping[str, Any], shape: Shape) -> ZarrLayout:
-    grid, key = metadata["chunk_grid"], metadata["chunk_key_encoding"]
-    dtype = _known_numbers(metadata["data_type"], metadata["fill_value"])
-    if grid["name"] != "regular" or key["name"] not in {"default", "v2"}:
-        raise _SlowError(f"chunks that are {grid['name']}, {key['name']} {_UNKNOWN}")
-    if metadata.get("storage_transformers"):
-        raise _SlowError(f"a storage transformer {_UNKNOWN}")
-    is_default = key["name"] == "default"
-    separator = _options(key).get("separator", "/" if is_default else ".")
-    file_shape = chunk_shape = _shape(grid["configuration"]["chunk_shape"])
-    first, *others = codecs = metadata["codecs"]
-    index = dict[str, bool]()
-    if first["name"] == _SHARDING and not others:
-        options = _options(first)
-        chunk_shape, codecs = _shape(options["chunk_shape"]), options["codecs"]
-        index = _index(options)
-    n = next((i for i, each in enumerate(codecs) if _name(each) not in _FILTERS), len(codecs))
-    stored, delta = _filtered([(_name(each), _options(each)) for each in codecs[:n]], dtype)
-    checksummed = codecs[-1]["name"] == _CHECKSUM
-    if checksummed and not can_verify():
-        raise _SlowError("no library that verifies its checksums was found")
-    return ZarrLayout(
-        shape=shape,
-        dtype=stored,
-        file_shape=file_shape,
-        chunk_shape=chunk_shape,
-        codec=_codec(codecs[n : -1 if checksummed else None], stored),
-        delta=delta,
-        checksummed=checksummed,
-        prefix=f"c{separator}" if is_default else "",
-        separator=separator,
-        **index,
-    )
-
-
-def _filtered(
-    filters: Sequence[tuple[str, Mapping[str, Any]]], dtype: np.dtype[Any]
-) -> tuple[np.dtype[Any], bool]:
+def _filtered(filters: _Codecs, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], bool]:
     """Return dtype and delta of `ZarrLayout`, from names and options of filters in write order.
 
     A narrower dtype must be a subset of the wider one, and differences wrap around.
@@ -291,7 +289,8 @@ def _filtered(
 def _index(options: Mapping[str, Any]) -> dict[str, bool]:
     """Return the properties of a shard's index that `ZarrLayout` needs."""
     first, *others = options["index_codecs"]
-    if not _is_plain(first) or [codec["name"] for codec in others] not in ([], [_CHECKSUM]):
+    is_plain = _is_plain(first["name"], _options(first))
+    if not is_plain or [codec["name"] for codec in others] not in ([], [_CHECKSUM]):
         raise _SlowError(f"its index of shards {_UNKNOWN}")
     return {
         "sharded": True,
@@ -300,19 +299,16 @@ def _index(options: Mapping[str, Any]) -> dict[str, bool]:
     }
 
 
-def _codec(codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -> int:
-    first, *others = codecs
-    if not _is_plain(first, dtype.itemsize):
-        order = _options(first).get("endian")
-        is_order = first["name"] == "bytes" and order is not None
+def _codec(codecs: _Codecs, dtype: np.dtype[Any]) -> int:
+    """Return the compression of chunks."""
+    (first, options), *others = codecs
+    if not _is_plain(first, options, dtype.itemsize):
+        order = options.get("endian")
+        is_order = first == "bytes" and order is not None
         raise _SlowError(
-            f"its numbers are {order}-endian" if is_order else f"codec {_name(first)} {_UNKNOWN}"
+            f"its numbers are {order}-endian" if is_order else f"codec {first} {_UNKNOWN}"
         )
-    return _known_codec([_name(each) for each in others])
-
-
-def _known_codec(names: Sequence[str]) -> int:
-    """Return the compression of chunks, from the names of their codecs."""
+    names = [name for name, _ in others]
     if not names:
         return STORED
     codec = ZARR_CODECS.get(names[0])
@@ -327,10 +323,9 @@ def _listed(names: Iterable[str]) -> str:
     return " with ".join(names)
 
 
-def _is_plain(codec: Mapping[str, Any], itemsize: int = 8) -> bool:
+def _is_plain(name: str, options: Mapping[str, Any], itemsize: int = 8) -> bool:
     """Return whether a codec stores elements in their form in memory."""
-    endian = _options(codec).get("endian")
-    return codec["name"] == "bytes" and (itemsize == 1 or endian == sys.byteorder)
+    return name == "bytes" and (itemsize == 1 or options.get("endian") == sys.byteorder)
 
 
 def _options(named: Mapping[str, Any]) -> Mapping[str, Any]:

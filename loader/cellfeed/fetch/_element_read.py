@@ -17,17 +17,8 @@ import psutil
 from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
-from cellfeed.decode import (
-    ChunkReads,
-    Decoder,
-    Extents,
-    SelectedElements,
-    ValueSteps,
-    can_cast,
-    place_elements,
-    place_selected,
-    select_columns,
-)
+from cellfeed.decode import ChunkReads, Decoder, Extents, ValueSteps, can_cast
+from cellfeed.decode._placing import SelectedElements, place_elements
 from cellfeed.fetch._parts import Part
 from cellfeed.rows import (
     Chunks,
@@ -123,15 +114,8 @@ class PartRows:
         reads, _ = self.reads_and_placements(target, None)
         return reads if self.indices is None else [self.indices, reads[-1]]
 
-    def read(self, n_columns: int, decoder: Decoder) -> "PartRows":
+    def read(self, decoder: Decoder) -> "PartRows":
         """Return the same rows after reading them, since their lengths are unknown.
-
-        Parameters
-        ----------
-        n_columns
-            Number of columns in the collection.
-        decoder
-            The decoder.
 
         Raises
         ------
@@ -148,8 +132,7 @@ class PartRows:
                 found = stored.find_rows(part.runs)
             return replace(self, lengths=found.lengths, in_memory=found)
         rows = _dense_as_csr(part, decoder) if stored.layout == "dense" else part.read_rows()
-        if part.columns is not None:
-            rows = _with_columns(part, rows, part.columns, n_columns)
+        rows = part.with_columns(rows)
         return replace(self, lengths=np.diff(rows.indptr).astype(np.int64), in_memory=rows)
 
     def with_selected(self, selected: SelectedElements) -> "PartRows":
@@ -196,8 +179,9 @@ def _place(part: Part, rows: Any, target: RowTarget, bases: NDArray[np.int64]) -
     if isinstance(rows, FoundRows):
         return rows.put(target.bound(bases))
     if rows is None:
-        return part.put(part.read_rows(), target.bound(bases), part.columns)
-    return part.put(rows, target.bound(bases), None)
+        rows = part.with_columns(part.read_rows())
+    with part.wrong_rows():
+        return target.bound(bases).put(rows)
 
 
 def _place_columns(
@@ -220,22 +204,6 @@ def _place_columns(
     last = selected.columns[selected.starts[filled[:-1] + 1] - 1]
     ascend = selected.columns[selected.starts[filled[1:]]] > last
     return selected.ascending and bool(ascend[goes_on].all())
-
-
-def _with_columns(part: Part, rows: CsrRows, columns: NDArray[np.int32], n: int) -> CsrRows:
-    """Return rows with the columns of the collection, of which there are ``n``."""
-    try:
-        selected = select_columns(rows.indices, np.diff(rows.indptr).astype(np.int64), columns)
-    except ValueError as error:
-        raise part.wrong(error) from error
-    data = np.empty(selected.columns.size, rows.data.dtype)
-    place_selected(
-        np.ascontiguousarray(rows.data),
-        rows.indptr[:-1].astype(np.int64),
-        selected,
-        data.ctypes.data + selected.starts[:-1] * data.itemsize,
-    )
-    return CsrRows(selected.starts, selected.columns, data, n)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -349,7 +317,7 @@ class ElementRead:
         """
         if self.row_layout is not None:
             return self.row_layout
-        rows = [*_with_lengths(self.rows, math.prod(self.row_shape), decoder, known)]
+        rows = [*_with_lengths(self.rows, decoder, known)]
         of_parts = [(each, each.lengths) for each in rows if each.lengths is not None]
         lengths = np.empty(sum(of_part.size for _, of_part in of_parts), np.int64)
         take_steps = np.empty(lengths.size, np.bool_)
@@ -399,7 +367,7 @@ elements that share column indices select the same."""
 
 
 def _with_lengths(
-    rows: Sequence[PartRows], n_columns: int, decoder: Decoder, known: Selections
+    rows: Sequence[PartRows], decoder: Decoder, known: Selections
 ) -> Iterator[PartRows]:
     """Yield the same rows, in another order, after reading what their lengths depend on."""
     yield from (each for each in rows if each.lengths is not None)
@@ -420,7 +388,7 @@ def _with_lengths(
     yield from _selected(batch, decoder, known)
     for each in rows:
         if each.lengths is None and each.indices is None:
-            yield each.read(n_columns, decoder)
+            yield each.read(decoder)
 
 
 def _selected(

@@ -1,8 +1,8 @@
 """The rows of one source in a fetch, and the transforms of elements."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +14,7 @@ from cellfeed._errors import FormatError, ParameterError
 from cellfeed._runs import Runs, merge_consecutive
 from cellfeed.bytes._buffers import BufferPool
 from cellfeed.decode import Counters, ValueSteps
-from cellfeed.rows import Chunks, ColumnMap, CsrRows, Element, Layout, RaggedRows, RowTarget
+from cellfeed.rows import Chunks, ColumnMap, CsrRows, Element, Layout, RaggedRows
 from cellfeed.sources import Source, StoredElement
 from cellfeed.transforms import Transform
 
@@ -127,23 +127,32 @@ class Part:
         if pointers[0] != 0 or np.any(pointers[1:] < pointers[:-1]):
             raise self.wrong("row pointers that do not ascend from 0")
 
-    def put(self, rows: Any, target: RowTarget, columns: NDArray[np.int32] | None) -> bool:
-        """Place rows, and return whether the columns of each row ascend strictly.
+    def with_columns(self, rows: Any) -> Any:
+        """Return sparse or dense rows that were read with the columns of the collection.
 
-        Parameters
-        ----------
-        rows, target
-            Rows that were read, and their destinations, which are bound to memory.
-        columns
-            New index of each column; None if these are the columns of the collection.
+        Columns that the source lacks are zero.
 
         Raises
         ------
         FormatError
             The rows do not match the source's description.
         """
+        if self.column_map is None or self.column_map.is_identity:
+            return rows
+        columns, n_columns = self.column_map.columns, self.column_map.n_columns
+        if isinstance(rows, CsrRows):
+            with self.wrong_rows():
+                return rows.with_columns(columns, n_columns)
+        joined = np.zeros((len(rows), n_columns), rows.dtype)
+        are_kept = columns >= 0
+        joined[:, columns[are_kept]] = rows.reshape(len(rows), columns.size)[:, are_kept]
+        return joined
+
+    @contextmanager
+    def wrong_rows(self) -> Iterator[None]:
+        """Say of a `ValueError` that the rows do not match the source's description."""
         try:
-            return target.put(rows, columns)
+            yield
         except ValueError as error:
             raise self.wrong(error) from error
 

@@ -13,16 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.bytes._buffers import Buffer, bind
-from cellfeed.decode import (
-    ChunkReads,
-    Counter,
-    Counters,
-    Decoder,
-    ValueSteps,
-    Verify,
-    divide_reads,
-    kernels,
-)
+from cellfeed.decode import ChunkReads, Counter, Counters, Decoder, ValueSteps, Verify, kernels
+from cellfeed.decode._reads import divide_reads
 from cellfeed.fetch._element_read import ElementRead, PartRows, RowLayout, Selections
 from cellfeed.fetch._parts import (
     ElementTransforms,
@@ -464,14 +456,17 @@ class Reader:
     ) -> dict[str, list[bool]]:
         """Sort sparse rows by column; return for each group whether columns are distinct."""
 
-        def sort(group: Group, buffer: Buffer) -> bool:
+        def sort(some: Sequence[tuple[Group, Buffer]]) -> list[bool]:
             with self._counters.wall_time(Counter.PLACING):
-                return group.sort(buffer)
+                return [group.sort(buffer) for group, buffer in some]
 
-        return {
-            name: list(self._threads.map(sort, each.groups, memory[name]))
-            for name, each in layouts.items()
-        }
+        distinct = dict[str, list[bool]]()
+        for name, each in layouts.items():
+            pairs = [*zip(each.groups, memory[name], strict=True)]
+            step = max(1, -(-len(pairs) // self._decoder.num_threads))
+            shares = [pairs[k : k + step] for k in range(0, len(pairs), step)]
+            distinct[name] = [one for share in self._threads.map(sort, shares) for one in share]
+        return distinct
 
     def _transform(
         self,

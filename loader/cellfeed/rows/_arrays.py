@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from cellfeed._errors import ColumnError, ParameterError
 from cellfeed._lazy import sp
 from cellfeed._runs import expand
-from cellfeed.decode import RowGroup, kernels
+from cellfeed.decode import kernels
+from cellfeed.decode._placing import RowGroup
 
 Layout = Literal["csr", "dense", "ragged"]
 
@@ -172,6 +173,31 @@ class CsrRows:
             pointers=self.indptr.ctypes.data,
             index_itemsize=self.indptr.itemsize,
         )
+
+    def with_columns(self, columns: NDArray[np.int32], n_vars: int) -> CsrRows:
+        """Return the rows with the columns of a collection.
+
+        Parameters
+        ----------
+        columns
+            What each column becomes; see `ColumnMap`.
+        n_vars
+            Number of columns of the collection.
+
+        Raises
+        ------
+        ValueError
+            An element is in a column that does not exist, or that must have none.
+        """
+        indices = self.indices
+        if indices.size and not 0 <= indices.min() <= indices.max() < columns.size:
+            raise ValueError(f"a column index is outside [0, {columns.size})")
+        found = columns[indices]
+        if found.min(initial=0) < -1:
+            raise ValueError("an element is in a column that must have none")
+        is_kept = found >= 0
+        ends = np.concatenate([[0], np.cumsum(is_kept)])
+        return CsrRows(ends[self.indptr], found[is_kept], self.data[is_kept], n_vars)
 
     def densify_into(self, dense: NDArray[Any]) -> None:
         """Fill ``dense``, of this shape and dtype."""

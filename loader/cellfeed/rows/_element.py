@@ -44,7 +44,7 @@ class ColumnMap:
     """
 
     def __init__(self, columns: NDArray[np.int32], n_columns: int) -> None:
-        self.columns = columns
+        self.columns, self.n_columns = columns, n_columns
         self.is_identity = np.array_equal(columns, np.arange(columns.size))
         self.keeps_all = bool((columns != -1).all())
         self.covers = int(np.count_nonzero(columns >= 0)) == n_columns

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from cellfeed._lazy import sp
 from cellfeed.bytes._buffers import Buffer, bind, destination
-from cellfeed.decode import RowGroup, kernels, place_elements
+from cellfeed.decode import kernels
+from cellfeed.decode._placing import RowGroup, place_elements
 from cellfeed.rows._arrays import CsrRows, Layout, RaggedRows, summable
 
 _ALIGNMENT = 64
@@ -62,7 +63,7 @@ class RowTarget:
         """Return the same target in memory whose groups begin at ``bases``."""
         return replace(self, destinations=[bind(each, bases) for each in self.destinations])
 
-    def put(self, rows: Any, column_map: NDArray[np.int32] | None = None) -> bool:
+    def put(self, rows: Any) -> bool:
         """Place all rows; the target must be bound.
 
         Parameters
@@ -71,9 +72,6 @@ class RowTarget:
             `CsrRows` or `RaggedRows` of the stated lengths, or an array of shape (n_rows,
             n_columns) or with more dimensions; of any numeric dtype, cast as by NumPy. Dense rows
             may be shorter than stated.
-        column_map
-            New index of each column; None if they do not change. Columns of sparse rows must not be
-            left out; those of dense rows are where it is -1, and columns without a source are zero.
 
         Returns
         -------
@@ -96,35 +94,23 @@ class RowTarget:
                 self.destinations[0],
                 self.dtypes[0],
                 index_limit=rows.n_vars,
-                column_map=column_map,
             )
         elif isinstance(rows, RaggedRows):
             values = rows.values
             self._check_lengths(rows.lengths)
         else:
-            values = self._of_columns(rows, column_map)
-            lengths = np.full(len(self), values.shape[1], np.int64)
-            starts, values = np.cumsum(lengths) - lengths, values.reshape(-1)
+            n_columns, row_size = int(lengths.max(initial=0)), math.prod(rows.shape[1:])
+            if len(rows) != len(self) or (len(self) and row_size > n_columns):
+                msg = f"expected rows of shape {(len(self), n_columns)}, but got {rows.shape}"
+                raise ValueError(msg)
+            lengths = np.full(len(self), row_size, np.int64)
+            starts, values = np.cumsum(lengths) - lengths, rows.reshape(-1)
         place_elements(values, starts, lengths, self.destinations[-1], self.dtype)
         return ascending
 
     def _check_lengths(self, lengths: NDArray[Any]) -> None:
         if not np.array_equal(lengths, self.lengths):
             raise ValueError("the lengths of rows differ from the stated ones")
-
-    def _of_columns(self, rows: NDArray[Any], column_map: NDArray[np.int32] | None) -> NDArray[Any]:
-        """Return dense rows with the columns of the collection, in two dimensions."""
-        rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
-        n_columns = int(self.lengths[0]) if len(self) else rows.shape[1]
-        if column_map is not None:
-            are_selected = column_map >= 0
-            joined = np.zeros((len(rows), n_columns), rows.dtype)
-            joined[:, column_map[are_selected]] = rows[:, are_selected]
-            rows = joined
-        if len(rows) != len(self) or rows.shape[1] > n_columns:
-            msg = f"expected rows of shape {(len(self), n_columns)}, but got {rows.shape}"
-            raise ValueError(msg)
-        return rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

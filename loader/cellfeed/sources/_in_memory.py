@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import sys
 from collections.abc import Sequence
@@ -47,8 +46,7 @@ class _Memory(ByteStore):
 
 def array_in_memory(location: Location, name: str, values: NDArray[Any]) -> ChunkedArray:
     """Return an array of native dtype, in C order, as chunks that are copied from its memory."""
-    size = math.prod(values.shape)
-    pieces = Pieces(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([size]), values.itemsize)
+    pieces = Pieces.one(0, values.size, values.itemsize)
     return pieced_array(name, pieces, values.dtype, _Memory(location, values))
 
 

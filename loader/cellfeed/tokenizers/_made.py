@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.bytes import BufferPool
-from cellfeed.decode import Counter, Counters, fields
+from cellfeed.decode import Counter, Counters
 from cellfeed.extending import FormatError, ParameterError
 from cellfeed.rows import CsrRows, Element, RaggedRows
 from cellfeed.tokenizers import _kernels as kernels
+from cellfeed.tokenizers._kernels import _fields as fields
 
 _INT64, _FLOAT32, _BOOL = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.bool_)
 _NONE = np.empty(0, np.int64)

@@ -19,15 +19,10 @@ from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 
 from cellfeed import FormatError
 from cellfeed.bytes._tables import CachedTables
-from cellfeed.decode import (
-    ChunkReads,
-    Decoder,
-    ZarrFiles,
-    hdf5_array,
-    hdf5_tables,
-    zarr_array,
-    zarr_layout,
-)
+from cellfeed.decode import ChunkReads, Decoder
+from cellfeed.decode._files import ZarrFiles
+from cellfeed.decode._hdf5 import hdf5_array, hdf5_tables
+from cellfeed.decode._zarr import zarr_array, zarr_layout
 from cellfeed.sources import Arrival, ByteStore, Location
 
 VALUES = np.random.default_rng(0).poisson(2, 5000).astype(np.int32)

@@ -17,8 +17,9 @@ from cellfeed.bytes._buffers import BufferPool, destination
 from cellfeed.decode import ChunkReads, Decoder, Pieces, can_cast
 from cellfeed.decode import _kernels as kernels
 from cellfeed.decode._kernels import _fields as fields
-from cellfeed.decode._kernels import cast_address, plan_flat, plan_grid
+from cellfeed.decode._kernels import cast_address
 from cellfeed.decode._kernels._codecs import STORED
+from cellfeed.decode._planning import plan_ranges, plan_rows
 from cellfeed.rows import lay_out
 from cellfeed.sources import ByteStore, ChunkedArray, ChunkTable, Location
 from cellfeed.testing import GuardedPool
@@ -116,7 +117,7 @@ class TestPlanOfRanges:
     def test_covers_every_element_once(self, ranges, chunk, first):
         starts, counts = first + ranges[0].astype(np.int64), ranges[1]
         places = 1000 + np.arange(len(counts)) * 10_000
-        chunks, firsts, segments, joins = plan_flat(starts, counts, places, chunk, 4)
+        (chunks, firsts, segments), joins = plan_ranges(starts, counts, places, chunk, 4)
         assert (np.diff(chunks) > 0).all()
         found: dict[Any, Any] = {}
         for k, number in enumerate(chunks.tolist()):
@@ -154,7 +155,7 @@ class TestPlanOfRows:
     def test_covers_every_element_once(self, rows, n_columns, down, across, first):
         numbers = np.array(sorted(rows), np.int64) + first
         places = 1000 + np.arange(len(rows)) * 10_000
-        chunks, firsts, segments = plan_grid(numbers, places, n_columns, down, across, 8)
+        chunks, firsts, segments = plan_rows(numbers, places, n_columns, (down, across), 8)
         grid = max(1, -(-n_columns // across))
         assert (np.diff(chunks) > 0).all()
         found: dict[Any, Any] = {}

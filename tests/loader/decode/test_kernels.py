@@ -1,17 +1,17 @@
-"""Compiled functions of elements in memory, each against NumPy or h5py."""
+"""Compiled functions of elements in memory, each against NumPy."""
 
 import ctypes
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from tests.warm import python as warm
 
-from cellfeed.decode import can_cast, kernels, select_columns
+from cellfeed.bytes import Location
+from cellfeed.decode import Decoder, can_cast, kernels
+from cellfeed.sources._in_memory import array_in_memory
 from cellfeed.testing import GuardedPool
 
 
@@ -22,33 +22,6 @@ def fuzz(path: Path, *arguments: object) -> str:
 
 
 class TestFilters:
-    @given(
-        hnp.arrays(
-            np.uint8,
-            st.integers(1, 600),
-            elements=st.sampled_from([0, 1, 2, 3, 255]) | st.integers(0, 255),
-        ),
-        st.integers(1, 40),
-    )
-    def test_lzf_as_h5py_writes_it(self, part, repeats):
-        values = np.tile(part, repeats)
-        with h5py.File("lzf", "w", driver="core", backing_store=False) as file:
-            dataset = file.create_dataset("x", data=values, chunks=values.shape, compression="lzf")
-            mask, stored = dataset.id.read_direct_chunk((0,))
-        if mask:
-            return
-        source, target = np.frombuffer(stored, np.uint8), GuardedPool()
-        for room, expected in ((0, values.size), (100, values.size), (-1, -1)):
-            buffer = target.acquire(values.size + room)
-            capacity = values.size + room
-            arguments = (source.ctypes.data, source.size, buffer.address, capacity)
-            n = kernels.lzf(*arguments, values.size + 1)
-            assert n == expected
-            if room >= 0:
-                decoded = buffer.array(np.dtype(np.uint8), values.size)
-                assert np.array_equal(decoded, values)
-        target.check()
-
     @pytest.mark.parametrize("itemsize", [1, 2, 3, 4, 8, 16])
     @pytest.mark.parametrize("n_bytes", [0, 5, 48, 51, 4801])
     def test_unshuffle(self, itemsize, n_bytes):
@@ -58,7 +31,9 @@ class TestFilters:
         stored = np.concatenate([apart, values[n * itemsize :]])
         pool = GuardedPool()
         buffer = pool.acquire(n_bytes)
-        kernels.unshuffle(stored.ctypes.data, n_bytes, buffer.address, itemsize)
+        arguments = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
+        unshuffle = ctypes.CFUNCTYPE(None, *arguments)(kernels.unshuffle.address)
+        unshuffle(stored.ctypes.data, n_bytes, buffer.address, itemsize)
         pool.check()
         assert np.array_equal(buffer.array(np.dtype(np.uint8), n_bytes), values)
 
@@ -156,19 +131,22 @@ def test_rows_are_sorted(rows, index, dtype):
 
 
 @given(rows=rows(), seed=st.integers(0, 9))
-def test_selected_columns_are_sorted(rows, seed):
-    """Slots follow the columns."""
+def test_selected_elements_keep_their_order(rows, seed):
     rows = [[column % 3_000 for column in row] for row in rows]
     column_map = np.random.default_rng(seed).permutation(3_000).astype(np.int32)
     column_map[::7] = -1
-    lengths = np.array([len(row) for row in rows])
-    selected = select_columns(np.concatenate([*rows, []]).astype(np.int64), lengths, column_map)
+    lengths = np.array([len(row) for row in rows], np.int64)
+    indices = np.concatenate([*rows, []]).astype(np.int64)
+    array = array_in_memory(Location("memory://rows"), "indices", indices)
+    starts = np.cumsum(lengths) - lengths
+    reads = array.reads_selecting(starts, lengths, column_map=column_map)
+    selected = reads.select(lengths, Decoder())
+    ascending = True
     for number, row in enumerate(rows):
         own = slice(selected.starts[number], selected.starts[number + 1])
         mapped = column_map[np.array(row, int)]
         places = np.flatnonzero(mapped >= 0)
-        assert selected.columns[own].tolist() == sorted(mapped[places].tolist())
-        positions, slots = selected.entries[own] >> 32, selected.entries[own] & 0xFFFFFFFF
-        assert positions.tolist() == places.tolist()
-        assert selected.columns[own][slots].tolist() == mapped[places].tolist()
-        assert sorted(slots.tolist()) == list(range(len(places)))
+        assert selected.columns[own].tolist() == mapped[places].tolist()
+        assert selected.positions[own].tolist() == places.tolist()
+        ascending &= bool((np.diff(mapped[places]) > 0).all())
+    assert selected.ascending == ascending

@@ -107,6 +107,17 @@ def test_dense_hdf5(write_h5ad, name):
         assert np.array_equal(collection[:].X, file["X"][:])
 
 
+def test_hdf5_with_a_user_block(tmp_path):
+    path = tmp_path / "block.h5ad"
+    with h5py.File(path, "w", userblock_size=512) as file:
+        write_elem(file, "/", ad.AnnData(COUNTS))
+    collection = open_collection(path)
+    assert np.array_equal(collection[:].X, COUNTS)
+    assert collection.describe()["reason"].tolist() == [
+        "through h5py: its file begins with a user block"
+    ]
+
+
 @pytest.mark.parametrize("kind", ["shuffle", "gzip"])
 def test_hdf5_chunks_at_the_edge_that_are_not_filtered(tmp_path, kind):
     """Written without h5py's own functions, which cannot ask for it."""
@@ -168,6 +179,7 @@ def test_float16_that_rows_add_up_as_float32(write_h5ad):
 
 ZARR = {
     "bz2": (2, {"compressors": numcodecs.BZ2()}, "codec bz2 is not supported"),
+    "crc32c": (2, {"compressors": numcodecs.CRC32C()}, "codec crc32c is not supported"),
     "delta": (2, {"filters": [numcodecs.Delta(dtype="<f4")]}, "filter delta is not supported"),
     "columns": (2, {"order": "F"}, "its chunks are in Fortran order"),
     "big-endian v2": (2, {"dtype": ">f4"}, "its numbers are big-endian"),

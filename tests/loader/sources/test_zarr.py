@@ -18,7 +18,7 @@ from tests.loader.sources.zarr_cells import quiet, write_cells
 from tests.loader.zarr_stores import written_at_once
 
 from cellfeed import CategoricalColumn, FormatError, PathError, open_collection
-from cellfeed.decode import OpenFile
+from cellfeed.decode._files import OpenFile
 
 pytestmark = quiet
 

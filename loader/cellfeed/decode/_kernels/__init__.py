@@ -10,27 +10,20 @@ import typing
 
 if typing.TYPE_CHECKING:
     from cellfeed.decode._kernels._decoding import advise, decode, head_sizes, resolve
-    from cellfeed.decode._kernels._decompression import decompressor, lzf, snappy, unshuffle
+    from cellfeed.decode._kernels._decompression import decompressor, unshuffle
+    from cellfeed.decode._kernels._native import count
     from cellfeed.decode._kernels._placing import copy_all, crossings_ascend, densify, place
-    from cellfeed.decode._kernels._planning import count, plan_flat, plan_grid, trim
-    from cellfeed.decode._kernels._rows import (
-        count_by_row,
-        count_packed,
-        find_row_pieces,
-        find_runs,
-        scatter_by_row,
-        unpack,
-    )
-    from cellfeed.decode._kernels._selecting import gather, plan_selected, sort_rows
+    from cellfeed.decode._kernels._planning import plan_ranges, plan_rows, plan_selected, trim
+    from cellfeed.decode._kernels._selecting import gather, sort_rows
     from cellfeed.decode._kernels._transforming import cast_address, transform_rows
 else:
     _MODULES = {
         "_decoding": "advise decode head_sizes resolve",
-        "_decompression": "decompressor lzf snappy unshuffle",
+        "_decompression": "decompressor unshuffle",
+        "_native": "count",
         "_placing": "copy_all crossings_ascend densify place",
-        "_planning": "count plan_flat plan_grid trim",
-        "_rows": "count_by_row count_packed find_row_pieces find_runs scatter_by_row unpack",
-        "_selecting": "gather plan_selected sort_rows",
+        "_planning": "plan_ranges plan_rows plan_selected trim",
+        "_selecting": "gather sort_rows",
         "_transforming": "cast_address transform_rows",
     }
     _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -55,6 +55,7 @@ BLOSC_DECOMPRESS = _c_function("blosc_decompress_ctx", "numcodecs.blosc")
 BLOSC_GETITEM = _c_function("blosc_getitem", "numcodecs.blosc")
 LZ4_DECOMPRESS = _c_function("LZ4_decompress_safe", "numcodecs.blosc")
 LZ4_DECOMPRESS_HEAD = _c_function("LZ4_decompress_safe_partial", "numcodecs.blosc")
+LZF_DECOMPRESS = _c_function("lzf_decompress", "h5py.h5z")
 N_FUNCTIONS = len(_c_functions)
 
 
@@ -141,7 +142,7 @@ ZSTD = _codec(
 BLOSC = _codec(
     BLOSC_VALIDATE, BLOSC_DECOMPRESS, hdf5=Hdf5Filter(32001, "blosc", level=4), zarr="blosc"
 )
-LZF = _codec(hdf5=Hdf5Filter(32000, "lzf"))
+LZF = _codec(LZF_DECOMPRESS, hdf5=Hdf5Filter(32000, "lzf"))
 LZ4 = _codec(LZ4_DECOMPRESS, zarr="lz4")
 LZ4_RAW = _codec(LZ4_DECOMPRESS)  # without a header of its size
 SNAPPY = _codec()

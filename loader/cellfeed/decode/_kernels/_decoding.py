@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cellfeed._compiled import compiled
 from cellfeed.decode._kernels import _codecs as codecs
 from cellfeed.decode._kernels import _fields as fields
-from cellfeed.decode._kernels._decompression import adder, decompressor, int32_at, unshuffler
+from cellfeed.decode._kernels._decompression import adder, decompressor, int32_at, unshuffle
 from cellfeed.decode._kernels._fields import Ints
 from cellfeed.decode._kernels._native import (
     address_of,
@@ -21,10 +21,10 @@ from cellfeed.decode._kernels._native import (
     finish_streams,
     nanoseconds,
     pointer_to,
-    table,
+    row_of,
 )
 from cellfeed.decode._kernels._placing import placer
-from cellfeed.decode._kernels._planning import extent, segment_table
+from cellfeed.decode._kernels._planning import extent
 from cellfeed.decode._kernels._transforming import step_applier
 
 # Compiled: reading the bytes of chunks, adjacent chunks with one call.
@@ -41,30 +41,33 @@ _NO_SUCH_FILE = errno.ENOENT
 
 _Bytes: TypeAlias = NDArray[np.uint8]
 _int64_2d = "int64[:,::1]"
-_chunk_table, _array_table = table(fields.N_CHUNK_COLUMNS), table(fields.N_ARRAY_COLUMNS)
+
+
+@compiled("CPointer(int64)(int64, int64)", inner=True)
+def _chunk(chunks_at: int, number: int) -> Any:
+    """Return a row of the table of chunks."""
+    return row_of(chunks_at, number, fields.N_CHUNK_COLUMNS)
 
 
 @compiled("UniTuple(int64, 2)(int64, int64, int64)", inner=True)
 def _extent(chunks_at: int, first: int, stop: int) -> Any:
     """Return the first chunk after one read, and the number of bytes of the read."""
-    chunks = _chunk_table(chunks_at)
-    begin = chunks[first, fields.OFFSET]
-    end = begin + chunks[first, fields.SIZE]
+    chunk = _chunk(chunks_at, first)
+    begin, fd = chunk[fields.OFFSET], chunk[fields.FD]
+    end = begin + chunk[fields.SIZE]
     last = first + 1
     if end == begin:  # the chunk does not exist
         return last, 0
-    if chunks[first, fields.FLAGS] & fields.IN_MEMORY:
+    if chunk[fields.FLAGS] & fields.IN_MEMORY:
         return last, end - begin
     while last < stop:
-        offset = chunks[last, fields.OFFSET]
-        near = (
-            end <= offset <= end + _LARGEST_GAP
-            and chunks[last, fields.FD] == chunks[first, fields.FD]
-        )
-        near = near and not chunks[last, fields.FLAGS] & fields.IN_MEMORY
-        if not near or offset + chunks[last, fields.SIZE] - begin > fields.LARGEST_READ:
+        chunk = _chunk(chunks_at, last)
+        offset = chunk[fields.OFFSET]
+        near = end <= offset <= end + _LARGEST_GAP and chunk[fields.FD] == fd
+        near = near and not chunk[fields.FLAGS] & fields.IN_MEMORY
+        if not near or offset + chunk[fields.SIZE] - begin > fields.LARGEST_READ:
             break
-        end = offset + chunks[last, fields.SIZE]
+        end = offset + chunk[fields.SIZE]
         last += 1
     return last, end - begin
 
@@ -76,13 +79,13 @@ def advise(chunks: Ints, functions: Ints) -> None:
         return
     i, n_chunks = 0, len(chunks)
     table_at = address_of(chunks)
-    own = _chunk_table(table_at)
     while i < n_chunks:
         last, size = _extent(table_at, i, n_chunks)
-        if size and own[i, fields.FD] >= 0 and not own[i, fields.FLAGS] & fields.IN_MEMORY:
+        chunk = _chunk(table_at, i)
+        if size and chunk[fields.FD] >= 0 and not chunk[fields.FLAGS] & fields.IN_MEMORY:
             call(
                 functions[codecs.FADVISE],
-                (own[i, fields.FD], own[i, fields.OFFSET], size, _WILL_NEED),
+                (chunk[fields.FD], chunk[fields.OFFSET], size, _WILL_NEED),
             )
         i = last
 
@@ -148,16 +151,13 @@ def _read_ahead(
     chunks_at: int, first: int, stop: int, target: int, expected: int, functions: Ints
 ) -> Any:
     """Read a chunk and adjacent ones; return a failure, the first chunk after them, and bytes."""
-    chunks = _chunk_table(chunks_at)
-    end, size = _extent(chunks_at, first, stop)
-    if chunks[first, fields.FLAGS] & fields.IN_MEMORY:
+    chunk, (end, size) = _chunk(chunks_at, first), _extent(chunks_at, first, stop)
+    if chunk[fields.FLAGS] & fields.IN_MEMORY:
         return 0, end, size
-    failure, n = _read_from(chunks[first], target, size, expected, functions)
+    failure, n = _read_from(chunk, target, size, expected, functions)
     if failure and end > first + 1:  # find out which chunk fails
         end = first + 1
-        failure, n = _read_from(
-            chunks[first], target, chunks[first, fields.SIZE], expected, functions
-        )
+        failure, n = _read_from(chunk, target, chunk[fields.SIZE], expected, functions)
     return failure, end, n
 
 
@@ -175,7 +175,7 @@ def resolve(arrays: Ints) -> None:
     for each in np.flatnonzero(arrays[:, fields.PLACING] == fields.TRANSFORMED).tolist():
         arrays[each, fields.APPLY_STEP] = step_applier(int(arrays[each, fields.OUT_ITEMSIZE]))
     if arrays[:, fields.SHUFFLED].any():
-        arrays[:, fields.UNSHUFFLE] = unshuffler.address
+        arrays[:, fields.UNSHUFFLE] = unshuffle.address
     if arrays[:, fields.DELTA].any():
         arrays[:, fields.ADD_UP] = adder.address
 
@@ -227,9 +227,10 @@ def _wanted_bytes(array: Ints, chunk: Ints, segments_at: int, n_segments: int) -
     is_shuffled = array[fields.SHUFFLED] and not chunk[fields.FLAGS] & fields.UNSHUFFLED
     if is_shuffled or not _is_compressed(array, chunk) or not _is_checked(array, chunk):
         return 0, whole
-    lowest, highest, segments = whole, np.int64(0), segment_table(segments_at)
+    lowest, highest = whole, np.int64(0)
     for k in range(n_segments):
-        first, stop = extent(segments[k], array[fields.PLACING])
+        segment = row_of(segments_at, k, fields.N_SEGMENT_COLUMNS)
+        first, stop = extent(segment, array[fields.PLACING])
         lowest, highest = min(lowest, first * itemsize), max(highest, stop * itemsize)
     is_random = array[fields.CODEC] == codecs.BLOSC and not array[fields.DELTA]
     return min(lowest, highest) if is_random else 0, min(whole, highest)
@@ -247,10 +248,10 @@ def head_sizes(arrays: Ints, chunks: Ints, segments: Ints) -> Any:
     """Return how many bytes of each chunk have to be decompressed, shape (n_chunks,)."""
     sizes = np.empty(len(chunks), np.int64)
     for c in range(len(chunks)):
-        row = _chunk_table(address_of(chunks))[c]
-        array = _array_table(address_of(arrays))[row[fields.ARRAY]]
-        own, n_own = _own_segments(address_of(segments), row)
-        first, stop = _wanted_bytes(array, row, own, n_own)
+        chunk = _chunk(address_of(chunks), c)
+        array = row_of(address_of(arrays), chunk[fields.ARRAY], fields.N_ARRAY_COLUMNS)
+        own, n_own = _own_segments(address_of(segments), chunk)
+        first, stop = _wanted_bytes(array, chunk, own, n_own)
         sizes[c] = stop - first
     return sizes
 
@@ -263,18 +264,20 @@ def _take_zeros(array: Ints, segments_at: int, n_segments: int, buffer: int, is_
     -------
     False if the chunk is lost, and elements may be others than zeros that were never written.
     """
-    longest, segments = 0, segment_table(segments_at)
+    longest = 0
     for k in range(n_segments):
-        longest = max(longest, segments[k, fields.COUNT])
+        segment = row_of(segments_at, k, fields.N_SEGMENT_COLUMNS)
+        longest = max(longest, segment[fields.COUNT])
     # No row has more than one element of column 0.
     may_be_zeros = array[fields.LOST_IS_ZERO] or (array[fields.INDEX_LIMIT] >= 0 and longest <= 1)
     if is_lost and not may_be_zeros:
         return False
-    if array[fields.PLACING] == fields.SCATTERED:
+    if array[fields.PLACING] == fields.PICKED:
         clear_bytes(buffer, array[fields.DECODED_BYTES])
         return True
     for k in range(n_segments):
-        segments[k, fields.FROM] = 0
+        segment = row_of(segments_at, k, fields.N_SEGMENT_COLUMNS)
+        segment[fields.FROM] = 0
     clear_bytes(buffer, longest * array[fields.ITEMSIZE])
     return True
 
@@ -315,8 +318,8 @@ def decode(  # noqa: PLR0912 - one loop over chunks
     -------
     Number of bytes that this thread read.
     """
-    n_chunks, chunks_at, segments_at = len(chunks), address_of(chunks), address_of(segments)
-    arrays, chunks = _array_table(address_of(arrays)), _chunk_table(chunks_at)
+    n_chunks, chunks_at = len(chunks), address_of(chunks)
+    arrays_at, segments_at = address_of(arrays), address_of(segments)
     raw, decoded = address_of(raw_buffer), address_of(decoded_buffer)
     unshuffled, scratch = address_of(unshuffled_buffer), address_of(scratch_buffer)
     reported, of_functions = address_of(report), address_of(functions)
@@ -334,7 +337,8 @@ def decode(  # noqa: PLR0912 - one loop over chunks
         begin = end = first  # chunks whose bytes have been read
         for c in range(first, stop):
             failure = 0
-            chunk, array = chunks[c], arrays[chunks[c, fields.ARRAY]]
+            chunk = _chunk(chunks_at, c)
+            array = row_of(arrays_at, chunk[fields.ARRAY], fields.N_ARRAY_COLUMNS)
             size = array[fields.DECODED_BYTES]
             if c >= end:
                 begin = c
@@ -344,7 +348,7 @@ def decode(  # noqa: PLR0912 - one loop over chunks
                 reading += now - before
             here = chunk[fields.OFFSET]
             if not chunk[fields.FLAGS] & fields.IN_MEMORY:
-                here += raw - chunks[begin, fields.OFFSET]
+                here += raw - _chunk(chunks_at, begin)[fields.OFFSET]
             own, n_own = _own_segments(segments_at, chunk)
             is_lost = failure == fields.MISSING or chunk[fields.FLAGS] & fields.LOST != 0
             if is_lost or (failure == 0 and chunk[fields.FLAGS] & fields.ABSENT):

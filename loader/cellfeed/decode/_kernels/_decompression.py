@@ -5,6 +5,7 @@ LZ4 and LZF write sequentially, so a short buffer receives the head of a chunk; 
 consist of blocks. This skips checks that need the end of a chunk: its checksum, and its size.
 """
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +25,11 @@ from cellfeed.decode._kernels._native import (
     copy_bytes,
     elements,
     load_word,
+    row_of,
     stack,
     store_word,
 )
-from cellfeed.decode._kernels._planning import extent, segment_table
+from cellfeed.decode._kernels._planning import extent
 
 # Every codec's function takes the address of the chunk and its size; of the output, of the chunk's
 # size after decompression; the first byte that is wanted and the one after the last; and addresses
@@ -43,6 +45,9 @@ _SIGNATURE = types.int64(*[types.int64] * 10)
 _MARK_AT, _HEAD_MARGIN = 64, 384
 _MARK = np.uint64(0x9E3779B97F4A7C15)
 _INSUFFICIENT_SPACE = 3
+
+# LZF writes nothing of a piece, of at most 264 bytes, that does not fit, and all before it.
+_TOO_LONG = errno.E2BIG
 
 _LZ4_HEADER = 4  # of numcodecs' header, which contains the size
 _LZ4_HEAD = 4  # stopping early takes up to three times as long per byte
@@ -316,56 +321,23 @@ def _lz4_raw(source, size, target, expected, first, wanted, functions, zlib, zst
     return _lz4_block(source, size, target, expected, wanted, table)
 
 
-@compiled("int64(int64, int64, int64, int64, int64)")
-def lzf(source: int, size: int, target: int, capacity: int, wanted: int) -> int:
-    """Decompress LZF (liblzf's format, as h5py writes it); the bytes written, -1 if damaged.
-
-    It stops once ``wanted`` bytes are written.
-    """
-    ins = elements(source, np.uint8)
-    out = elements(target, np.uint8)
-    i = o = np.int64(0)
-    while i < size and o < wanted:
-        control = np.int64(ins[i])
-        i += 1
-        if control < 32:
-            n = control + 1
-            if i + n > size or o + n > capacity:
-                return -1
-            for j in range(n):
-                out[o + j] = ins[i + j]
-            i += n
-            o += n
-            continue
-        n = control >> 5
-        if n == 7:
-            if i >= size:
-                return -1
-            n += np.int64(ins[i])
-            i += 1
-        if i >= size:
-            return -1
-        start = o - ((control & 31) << 8) - np.int64(ins[i]) - 1
-        i += 1
-        n += 2
-        if start < 0 or o + n > capacity:
-            return -1
-        for j in range(n):  # byte by byte, since source and target may overlap
-            out[o + j] = out[start + j]
-        o += n
-    return int(o)
-
-
 @_decompresses(codecs.LZF)
 def _lzf(source, size, target, expected, first, wanted, functions, zlib, zstd, work):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
-    if wanted < expected:
-        n = lzf(source, size, target, expected, wanted)
-        if n >= wanted:
+    """Decompress LZF by h5py's function, which returns 0 with an error number if it fails."""
+    table = elements(functions, np.int64)
+    n = min(wanted + _HEAD_MARGIN, expected)
+    while True:
+        result = np.uint32(call(table[codecs.LZF_DECOMPRESS], (source, size, target, n)))
+        number = elements(call(table[codecs.ERRNO], ()), np.int32)[0]
+        is_longer = result == 0 and number == _TOO_LONG
+        if n == expected:
+            break
+        if is_longer:
             return n
-    n = lzf(source, size, target, expected, expected + 1)
-    if n < 0:
-        return -fields.UNDECODABLE
-    return expected if n == expected else -fields.WRONG_SIZE
+        n = expected
+    if result == expected:
+        return expected
+    return -fields.WRONG_SIZE if result or is_longer else -fields.UNDECODABLE
 
 
 @compiled("int64(int64, int64, int64, int64, int64)")
@@ -452,8 +424,8 @@ def _snappy(source, size, target, expected, first, wanted, functions, zlib, zstd
     return expected if n == expected else -fields.WRONG_SIZE
 
 
-@compiled("void(int64, int64, int64, int64)")
-def unshuffle(source: int, size: int, target: int, itemsize: int) -> None:
+@compiled_callback(types.void(*[types.int64] * 4))
+def unshuffle(source, size, target, itemsize):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """Undo HDF5's shuffle filter, which groups the bytes of elements by position."""
     n = size // itemsize
     ins = elements(source, np.uint8)
@@ -480,12 +452,6 @@ def unshuffle(source: int, size: int, target: int, itemsize: int) -> None:
                 out[i * itemsize + byte] = ins[byte * n + i]
     if size % itemsize:
         copy_bytes(target + n * itemsize, source + n * itemsize, size % itemsize)
-
-
-@compiled_callback(types.void(*[types.int64] * 4))
-def unshuffler(source, size, target, itemsize):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    """Call `unshuffle`."""
-    unshuffle(source, size, target, itemsize)
 
 
 # Compiled: adding up elements that are stored as differences.
@@ -522,10 +488,11 @@ def adder(source, target, segments_at, n_segments, array_at):  # type: ignore[no
     All are addresses, of the chunk's elements, of the output, which may be the same, and of the
     tables of segments and arrays.
     """
-    segments, array = segment_table(segments_at), elements(array_at, np.int64)
+    array = elements(array_at, np.int64)
     n, wanted = array[fields.DECODED_BYTES] // array[fields.ITEMSIZE], 0
     for k in range(n_segments):
-        _, stop = extent(segments[k], array[fields.PLACING])
+        segment = row_of(segments_at, k, fields.N_SEGMENT_COLUMNS)
+        _, stop = extent(segment, array[fields.PLACING])
         wanted = max(wanted, stop)
     n = min(n, wanted)
     if array[fields.ITEMSIZE] == 1:

@@ -48,7 +48,7 @@ EVERY_TIME, NEVER = 0, -1
     COPIED,  # contiguously, unchanged
     RENUMBERED,  # column indices, renumbered by COLUMN_MAP; none is left out
     SELECTED,  # column indices; the selected ones are listed, see `_selecting`
-    SCATTERED,  # values of selected elements, each to its slot
+    PICKED,  # values of selected elements, contiguously
     SPREAD,  # a dense row, each element to its column in COLUMN_MAP
     TRANSFORMED,  # values of sparse rows, to which STEPS are applied
 ) = range(6)
@@ -64,8 +64,8 @@ IN_MEMORY = 64  # the bytes are in memory, at the address OFFSET; FD is unused
 AT_HAND = 128  # they always were: no store reads them
 
 # Columns of a table of segments: elements of a chunk with one destination. WITHIN: position of the
-# first element in its row or range; for SCATTERED, the address of its entries; for TRANSFORMED,
-# WHOLE_ROW if it is one, else the address of a row of the table below.
+# first element in its row or range; for PICKED, the address of the positions of its elements in
+# their row; for TRANSFORMED, WHOLE_ROW if it is one, else the address of a row of the table below.
 FROM, COUNT, TO, WITHIN, N_SEGMENT_COLUMNS = range(5)
 WHOLE_ROW = -1
 
@@ -114,80 +114,7 @@ N_STEP_COLUMNS = 2  # of a table of steps: kind, and the number of its moments
 FIRST_ROW, VALUES, ROW_LENGTH, COLUMNS, POINTERS, INDEX_ITEMSIZE = range(6)
 N_GROUP_COLUMNS = 6
 
-# In tiles of TileDB: the maximum number of rows of a band, and of elements of a run; and columns of
-# a table of pieces: number among the requested rows; first element; number of elements; and number
-# of elements of the row before them.
-MOST_ROWS = (1 << 16) - 1
-ROW, FIRST, N_ELEMENTS, BEFORE, N_ROW_PIECE_COLUMNS = range(5)
-
 # Rows and chunks that a thread takes at a time, and the bytes that it reads at once.
 ROWS_OF_A_TASK = 16
 CHUNKS_OF_A_TASK = 8
 LARGEST_READ = 1 << 20
-
-# Settings of a tokenizer, integers and numbers, and what `tokenize` of cellfeed.tokenizers reports.
-(
-    TOKENIZER,
-    LONGEST,
-    N_KNOWN,
-    HAS_TIES,
-    TOP,
-    CLS,
-    EOS,
-    FUNCTION,
-    MASKING,
-    MASK_TOKEN,
-    N_SETTINGS,
-) = range(11)
-MASK_FRACTION, MASK_RANDOM, MASK_KEPT, MASK_VALUE, N_NUMBERS = range(5)
-N_TOKENS, N_UNKNOWN, FAILED_ROW, FAILED_WHY, N_TOKEN_REPORTS = range(5)
-RANKED, BINNED, CALLED = range(3)
-UNMASKED, MASKED_TOKENS, MASKED_VALUES = range(3)
-NOT_COUNTS, WRONG_LENGTH = range(1, 3)
-NO_LABEL = -100  # which cross entropy in torch leaves out
-
-# Columns of a table of pages of a Parquet file.
-(
-    BEGIN,  # where its bytes begin, after its header
-    STORED,  # number of its bytes
-    PAGE_SIZE,  # the same, decompressed
-    KIND,
-    N_ENTRIES,  # values, and lists without any
-    N_PAGE_ROWS,  # rows that begin in it, or values of a dictionary; -1 if unknown
-    IS_INDEXED,  # whether values are indices into the dictionary
-    REPETITIONS,  # bytes of repetition and definition levels, if they are not compressed
-    DEFINITIONS,
-    IS_COMPRESSED,
-    CHECKSUM,  # -1 if there is none
-    VALUES_BEGIN,  # where its values lie in the memory of all pages, and how many there are;
-    VALUES_END,  # `open_lists` writes these three
-    N_VALUES,
-    N_PAGE_COLUMNS,
-) = range(15)
-DATA_PAGE, INDEX_PAGE, DICTIONARY_PAGE, DATA_2_PAGE = range(4)  # KIND
-PADDING = 64  # bytes that the memory of pages has beyond the last one
-
-# Columns of a table of pieces of lists, those of tiles and the page: values of one row in one page.
-IN_PAGE, N_LIST_PIECE_COLUMNS = 3, 4
-
-# What describes a column of lists in a row group: definition levels of a value and of an empty
-# list; bytes of a value in pages, 4 or 8; the numbers of rows and of values in the dictionary; the
-# address of the codec's function, 0 if there is none.
-MOST, EMPTY, LIST_ITEMSIZE, N_ROWS, N_DISTINCT, LIST_DECOMPRESS, N_LIST_FIELDS = range(7)
-
-# What a footer of a Parquet file says of a column in a row group; -1 where it says nothing.
-(
-    CHUNK_CODEC,  # a number of the format
-    ENCODINGS,  # a bit for each, the last one for those that are not known
-    N_CHUNK_ENTRIES,  # values, and lists without any
-    CHUNK_BYTES,  # of its pages, decompressed
-    STORED_BYTES,
-    DATA_OFFSET,
-    DICTIONARY_OFFSET,
-    N_NULLS,
-    MAX_BEGIN,  # where in the footer its largest value is, and its bytes
-    MAX_SIZE,
-    MAX_IS_SIGNED,  # whether it is of the former field, in which integers were compared as signed
-    N_CHUNK_FIELDS,
-) = range(12)
-MOST_ENCODINGS = 10

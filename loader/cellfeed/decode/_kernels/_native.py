@@ -1,11 +1,10 @@
 # ruff: noqa: ARG001 - numba fixes what such functions take
 """Calling C functions by address from compiled code, and raw memory.
 
-Numbers in memory are read and written through pointers (`elements`) and `Table`s. numba compiles
-them several times faster than arrays, whose shapes, negative indices and references take code too.
+Numbers in memory are read and written through pointers (`elements`, `row_of`). numba compiles these
+several times faster than arrays, whose shapes, negative indices and references take code too.
 """
 
-import operator
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +12,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.datamodel import PrimitiveModel
-from numba.extending import intrinsic, lower_builtin, register_model, type_callable
+from numba.extending import intrinsic
+
+from cellfeed._compiled import compiled
 
 _I64 = ir.IntType(64)
 _BLOCK = ir.VectorType(_I64, 4)
@@ -105,39 +105,16 @@ def address_of(typingctx: Any, place: Any) -> Any:
     return types.int64(place), codegen
 
 
-class Table(types.Type):  # type: ignore[misc]  # numba has no types
-    """Rows of int64 in memory, indexed by row and column; a row is a pointer.
+@intrinsic
+def row_of(typingctx: Any, table: Any, k: Any, n_columns: Any) -> Any:
+    """Return a pointer to row ``k`` of a table of int64, given the address of the table."""
+    target = types.CPointer(types.int64)
 
-    Parameters
-    ----------
-    n_columns
-        Number of columns.
-    """
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        place = builder.mul(values[1], values[2])
+        return builder.gep(builder.inttoptr(values[0], context.get_value_type(target)), [place])
 
-    def __init__(self, n_columns: int) -> None:
-        self.n_columns = n_columns
-        super().__init__(f"{__name__}.Table({n_columns})")
-
-
-@register_model(Table)
-class _TableModel(PrimitiveModel):  # type: ignore[misc]  # numba has no types
-    def __init__(self, dmm: Any, fe_type: Any) -> None:
-        super().__init__(dmm, fe_type, _I64.as_pointer())
-
-
-def table(n_columns: int) -> Callable[[int], Any]:
-    """Return a function that makes compiled code use the memory at an address as a `Table`."""
-    made = Table(n_columns)
-
-    @intrinsic
-    def table_at(typingctx: Any, address: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            return builder.inttoptr(values[0], _I64.as_pointer())
-
-        return made(types.int64), codegen
-
-    at: Callable[[int], Any] = table_at
-    return at
+    return target(types.int64, types.int64, types.int64), codegen
 
 
 def stack(n: int) -> Callable[[], Any]:
@@ -152,53 +129,6 @@ def stack(n: int) -> Callable[[], Any]:
 
     reserved: Callable[[], Any] = reserve
     return reserved
-
-
-@type_callable(operator.getitem)
-def _type_of_item(context: Any) -> Any:
-    def typer(rows: Any, index: Any) -> Any:
-        if isinstance(rows, Table):
-            is_row = isinstance(index, types.Integer)
-            return types.CPointer(types.int64) if is_row else types.int64
-        return None
-
-    return typer
-
-
-@type_callable(operator.setitem)
-def _type_of_assignment(context: Any) -> Any:
-    def typer(rows: Any, index: Any, value: Any) -> Any:
-        is_item = isinstance(rows, Table) and isinstance(index, types.BaseTuple)
-        return types.none(rows, index, types.int64) if is_item else None
-
-    return typer
-
-
-def _item(context: Any, builder: Any, of: Any, index_type: Any, rows: Any, index: Any) -> Any:
-    """Return the pointer to an item, given a table's type and pointer."""
-    row, column = (
-        context.cast(builder, builder.extract_value(index, k), index_type[k], types.int64)
-        for k in range(2)
-    )
-    place = builder.add(builder.mul(row, ir.Constant(_I64, of.n_columns)), column)
-    return builder.gep(rows, [place])
-
-
-@lower_builtin(operator.getitem, Table, types.BaseTuple)
-def _get_item(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-    return builder.load(_item(context, builder, *signature.args, *values))
-
-
-@lower_builtin(operator.setitem, Table, types.BaseTuple, types.Any)
-def _set_item(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-    builder.store(values[2], _item(context, builder, *signature.args[:2], *values[:2]))
-
-
-@lower_builtin(operator.getitem, Table, types.Integer)
-def _get_row(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-    row = context.cast(builder, values[1], signature.args[1], types.int64)
-    place = builder.mul(row, ir.Constant(_I64, signature.args[0].n_columns))
-    return builder.gep(values[0], [place])
 
 
 @intrinsic
@@ -406,3 +336,12 @@ def multiply_add(typingctx: Any, factor: Any, other: Any, summand: Any) -> Any:
         return builder.fma(*values)
 
     return signature, codegen
+
+
+# Counters that threads and processes update concurrently.
+
+
+@compiled("void(int64, int64)")
+def count(address: int, n: int) -> None:
+    """Add to the int64 at an address."""
+    atomic_add(address, n)

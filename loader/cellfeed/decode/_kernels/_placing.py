@@ -19,13 +19,13 @@ from cellfeed.decode._kernels._native import (
     finish_streams,
     pointer_to,
     prefetch,
+    row_of,
     stream_blocks,
 )
-from cellfeed.decode._kernels._planning import segment_table
 from cellfeed.decode._kernels._selecting import (
     PLACING_SIGNATURE,
+    pick,
     renumber,
-    scatter,
     select,
     spread,
 )
@@ -38,29 +38,17 @@ _TILE_BYTES = 24 << 10  # of a dense matrix; they fit in the L1 cache
 _SPARSE = 16  # elements per placed one from which clearing only placed ones is faster
 
 
-@compiled("int64(int64, int64, int64, int64)", inner=True)
-def _check_indices(address: int, n: int, itemsize: int, limit: int) -> int:
+@compiled(*(f"int64(CPointer({index}), int64, int64)" for index in ("int32", "int64")), inner=True)
+def _check_indices(indices: NDArray[Any], n: int, limit: int) -> int:
     """Return 0 if indices ascend strictly within [0, limit), otherwise the kind of error."""
     if n == 0:
         return 0
-    descents = 0
-    if itemsize == 4:
-        narrow = elements(address, np.int32)
-        lowest = highest = narrow[0]
-        for i in range(1, n):
-            descents += narrow[i] <= narrow[i - 1]
-            lowest = min(lowest, narrow[i])
-            highest = max(highest, narrow[i])
-        outside = lowest < 0 or highest >= limit
-    else:
-        wide = elements(address, np.int64)
-        least = most = wide[0]
-        for i in range(1, n):
-            descents += wide[i] <= wide[i - 1]
-            least = min(least, wide[i])
-            most = max(most, wide[i])
-        outside = least < 0 or most >= limit
-    if outside:
+    descents, lowest, highest = 0, indices[0], indices[0]
+    for i in range(1, n):
+        descents += indices[i] <= indices[i - 1]
+        lowest = min(lowest, indices[i])
+        highest = max(highest, indices[i])
+    if lowest < 0 or highest >= limit:
         return _OUT_OF_BOUNDS
     return _UNSORTED if descents else 0
 
@@ -84,30 +72,32 @@ def _look_up_pages(segments_at: int, n_segments: int, array: Ints) -> None:
     """Look up the pages of streamed segments at once, instead of each when it is written to."""
     if not array[fields.STREAMED]:
         return
-    segments = segment_table(segments_at)
     for k in range(n_segments):
-        target = segments[k, fields.TO]
-        for page in range(0, segments[k, fields.COUNT] * array[fields.OUT_ITEMSIZE], _PAGE):
+        segment = row_of(segments_at, k, fields.N_SEGMENT_COLUMNS)
+        target = segment[fields.TO]
+        for page in range(0, segment[fields.COUNT] * array[fields.OUT_ITEMSIZE], _PAGE):
             prefetch(target + page)
 
 
 @compiled_callback(PLACING_SIGNATURE)
 def _copy(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Copy or cast elements of a chunk contiguously."""
-    segments, array = segment_table(segments_at), elements(array_at, np.int64)
+    array = elements(array_at, np.int64)
     report = elements(report_at, np.int64)
     _look_up_pages(segments_at, n_segments, array)
     for k in range(n_segments):
-        begin = source + segments[k, fields.FROM] * array[fields.ITEMSIZE]
-        n, target = segments[k, fields.COUNT], segments[k, fields.TO]
+        segment = row_of(segments_at, k, fields.N_SEGMENT_COLUMNS)
+        begin = source + segment[fields.FROM] * array[fields.ITEMSIZE]
+        n, target = segment[fields.COUNT], segment[fields.TO]
         if array[fields.CAST]:
             cast = scratch if array[fields.STREAMED] else target
             call(array[fields.CAST], (begin, cast, n))
             begin = cast
         if array[fields.INDEX_LIMIT] >= 0:
-            problem = _check_indices(
-                begin, n, array[fields.OUT_ITEMSIZE], array[fields.INDEX_LIMIT]
-            )
+            if array[fields.OUT_ITEMSIZE] == 4:
+                problem = _check_indices(elements(begin, np.int32), n, array[fields.INDEX_LIMIT])
+            else:
+                problem = _check_indices(elements(begin, np.int64), n, array[fields.INDEX_LIMIT])
             if problem == _OUT_OF_BOUNDS:
                 return fields.BAD_INDEX
             if problem == _UNSORTED:
@@ -146,14 +136,15 @@ def _place_piece(segment: Ints, source: int, target: int, array: Ints) -> None:
 @compiled_callback(PLACING_SIGNATURE)
 def _transform(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place values of sparse rows, and transform them while they are in the cache."""
-    segments, array = segment_table(segments_at), elements(array_at, np.int64)
+    array = elements(array_at, np.int64)
     itemsize = array[fields.OUT_ITEMSIZE]
     _look_up_pages(segments_at, n_segments, array)
     for k in range(n_segments):
-        begin = source + segments[k, fields.FROM] * array[fields.ITEMSIZE]
-        n, target = segments[k, fields.COUNT], segments[k, fields.TO]
-        if segments[k, fields.WITHIN] != fields.WHOLE_ROW:
-            _place_piece(segments[k], begin, target, array)
+        segment = row_of(segments_at, k, fields.N_SEGMENT_COLUMNS)
+        begin = source + segment[fields.FROM] * array[fields.ITEMSIZE]
+        n, target = segment[fields.COUNT], segment[fields.TO]
+        if segment[fields.WITHIN] != fields.WHOLE_ROW:
+            _place_piece(segment, begin, target, array)
             continue
         if array[fields.CAST]:
             call(array[fields.CAST], (begin, scratch, n))
@@ -173,7 +164,7 @@ _PLACERS = {
     fields.COPIED: _copy,
     fields.RENUMBERED: renumber,
     fields.SELECTED: select,
-    fields.SCATTERED: scatter,
+    fields.PICKED: pick,
     fields.SPREAD: spread,
     fields.TRANSFORMED: _transform,
 }

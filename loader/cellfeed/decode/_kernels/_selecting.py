@@ -2,11 +2,8 @@
 
 How many elements of a sparse row are selected is known only after its column indices are read. So
 indices are decoded first, and each selected element is listed, as its column in the collection and
-its position in the stored row (`select`). This list determines the columns of each row, and the
-slot among them of each element (`gather`). Values are decoded last, and only selected ones are
-touched (`plan_selected`, `scatter`).
-
-Two int32 are packed into one int64: the first is its upper half.
+its position in the stored row (`select`). The list is brought into the order of rows (`gather`).
+Values are decoded last, and only selected ones are touched (`plan_selected`, `pick`).
 """
 
 from typing import Any
@@ -27,10 +24,11 @@ from cellfeed.decode._kernels._native import (
     elements,
     pointer_to,
     popcount,
+    row_of,
 )
-from cellfeed.decode._kernels._planning import segment_table
 
 PURPOSE = Purpose("selected genes, or genes in another order", 3)
+
 
 # Compiled: sorting the columns of sparse rows.
 #
@@ -240,15 +238,13 @@ def _renumber(indices: NDArray[Any], n: int, columns: NDArray[np.int32], limit: 
 @compiled_callback(PLACING_SIGNATURE)
 def renumber(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place column indices, renumbered to the collection's columns."""
-    segments, array = segment_table(segments_at), elements(array_at, np.int64)
+    array = elements(array_at, np.int64)
     report = elements(report_at, np.int64)
     columns, limit = elements(array[fields.COLUMN_MAP], np.int32), array[fields.INDEX_LIMIT]
     for k in range(n_segments):
-        begin, n = (
-            source + segments[k, fields.FROM] * array[fields.ITEMSIZE],
-            segments[k, fields.COUNT],
-        )
-        target = segments[k, fields.TO]
+        segment = row_of(segments_at, k, fields.N_SEGMENT_COLUMNS)
+        begin, n = source + segment[fields.FROM] * array[fields.ITEMSIZE], segment[fields.COUNT]
+        target = segment[fields.TO]
         if array[fields.CAST]:
             call(array[fields.CAST], (begin, target, n))
         else:
@@ -323,7 +319,7 @@ def select(source, segments_at, n_segments, array_at, report_at, scratch, may_ch
     first one in the list in ``TO``.
     ``scratch`` has 8 bytes for each element, and as many for each that is cast.
     """
-    segments, array = segment_table(segments_at), elements(array_at, np.int64)
+    array = elements(array_at, np.int64)
     report = elements(report_at, np.int64)
     columns, limit = elements(array[fields.COLUMN_MAP], np.int32), array[fields.INDEX_LIMIT]
     is_selected, positions = (
@@ -331,11 +327,9 @@ def select(source, segments_at, n_segments, array_at, report_at, scratch, may_ch
         elements(scratch, np.int32),
     )
     for k in range(n_segments):
-        begin, n = (
-            source + segments[k, fields.FROM] * array[fields.ITEMSIZE],
-            segments[k, fields.COUNT],
-        )
-        within = segments[k, fields.WITHIN]
+        segment = row_of(segments_at, k, fields.N_SEGMENT_COLUMNS)
+        begin, n = source + segment[fields.FROM] * array[fields.ITEMSIZE], segment[fields.COUNT]
+        within = segment[fields.WITHIN]
         if array[fields.CAST]:
             cast = scratch + n * 8
             call(array[fields.CAST], (begin, cast, n))
@@ -354,31 +348,20 @@ def select(source, segments_at, n_segments, array_at, report_at, scratch, may_ch
             _list_selected(narrow, columns, within, positions, listed, n_selected)
         else:
             _list_selected(wide, columns, within, positions, listed, n_selected)
-        segments[k, fields.TO], segments[k, fields.COUNT] = start, n_selected
+        segment[fields.TO], segment[fields.COUNT] = start, n_selected
     return 0
 
 
-@compiled("boolean(int64, CPointer(int32), CPointer(int64), int64)", inner=True)
-def _sort_row(n: int, columns: NDArray[np.int32], entries: Ints, scratch: int) -> bool:
-    """Sort the columns of a row, with their slots; return whether the columns are distinct."""
-    own, slots = elements(scratch, np.int32), elements(scratch + 4 * n, np.int32)
-    copy_bytes(scratch, address_of(columns), 4 * n)
-    distinct = bool(_rank(own, n, address_of(slots), scratch + 8 * n))
-    for j in range(n):
-        columns[slots[j]] = own[j]
-        entries[j] = (entries[j] & ~_LOWER) | slots[j]
-    return distinct
-
-
+@compiled("boolean(int64[:,::1], int64[::1], int64[::1], int64[::1], int32[::1], int32[::1])")
 def gather(
     segments: Ints,
     rows: Ints,
     starts: Ints,
     listed: Ints,
     columns: NDArray[np.int32],
-    entries: Ints,
+    positions: NDArray[np.int32],
 ) -> bool:
-    """Gather the selected elements of each row.
+    """Gather the selected elements of each row, in stored order.
 
     Parameters
     ----------
@@ -387,144 +370,32 @@ def gather(
     starts
         Where each row begins, shape (n_rows + 1,).
     listed
-        The list of selected elements.
-    columns
-        Output: the columns of each row, ascending.
-    entries
-        Output, in stored order: for each element, its position in the stored row and its slot among
-        ``columns``.
+        The list of selected elements: columns in the upper 32 bits, positions in the lower ones.
+    columns, positions
+        Output: column in the collection, and position in the stored row, of each element.
 
     Returns
     -------
-    Whether the columns of every row are distinct.
+    Whether the columns of each row ascend strictly.
     """
-    longest = int(np.diff(starts).max(initial=0))
-    scratch = np.empty(longest * (8 + SORTING_BYTES), np.uint8)
-    return bool(_gather(segments, rows, starts, listed, columns, entries, scratch))
-
-
-@compiled(
-    "boolean(int64[:,::1], int64[::1], int64[::1], int64[::1], int32[::1], int64[::1], uint8[::1])"
-)
-def _gather(
-    segments: Ints,
-    rows: Ints,
-    starts: Ints,
-    listed: Ints,
-    columns: NDArray[np.int32],
-    entries: Ints,
-    scratch: NDArray[np.uint8],
-) -> bool:
-    """Do what `gather` does, with memory for sorting its longest row."""
-    n_segments, columns_at, entries_at = len(segments), address_of(columns), address_of(entries)
-    segments, rows = segment_table(address_of(segments)), pointer_to(rows)
-    starts, listed = pointer_to(starts), pointer_to(listed)
-    columns, entries, scratch_at = pointer_to(columns), pointer_to(entries), address_of(scratch)
-    distinct, k = True, 0
+    n_segments, segments_at = len(segments), address_of(segments)
+    rows, starts, listed = pointer_to(rows), pointer_to(starts), pointer_to(listed)
+    columns, positions, ascending, k = pointer_to(columns), pointer_to(positions), True, 0
     while k < n_segments:
         row = rows[k]
-        n, last, ascending = starts[row], -1, True
+        n, last = starts[row], np.int64(-1)
         while k < n_segments and rows[k] == row:
-            first = segments[k, fields.TO]
-            for j in range(first, first + segments[k, fields.COUNT]):
+            segment = row_of(segments_at, k, fields.N_SEGMENT_COLUMNS)
+            first = segment[fields.TO]
+            for j in range(first, first + segment[fields.COUNT]):
                 column = listed[j] >> 32
                 ascending &= column > last
                 last = column
                 columns[n] = column
-                entries[n] = ((listed[j] & _LOWER) << 32) | (n - starts[row])
+                positions[n] = listed[j] & _LOWER
                 n += 1
             k += 1
-        if not ascending:
-            start = starts[row]
-            own, own_entries = (
-                elements(columns_at + 4 * start, np.int32),
-                elements(entries_at + 8 * start, np.int64),
-            )
-            distinct &= _sort_row(n - start, own, own_entries, scratch_at)
-    return distinct
-
-
-def plan_selected(
-    starts: Ints, entry_starts: Ints, entries: Ints, destinations: Ints, chunk_elements: int
-) -> tuple[Ints, Ints, Ints]:
-    """Return the chunks and segments that contain the selected elements of rows; see `plan_flat`.
-
-    Parameters
-    ----------
-    starts
-        Where each row begins in the stored array, ascending, shape (n_rows,).
-    entry_starts
-        Where the entries of each row begin, shape (n_rows + 1,).
-    entries
-        See `gather`.
-    destinations
-        Where the values of each row begin, shape (n_rows,).
-    chunk_elements
-        Number of elements of a chunk.
-    """
-    n_segments = _count_selected(starts, entry_starts, entries, chunk_elements)
-    segments = np.empty((n_segments, fields.N_SEGMENT_COLUMNS), np.int64)
-    chunks, firsts = np.empty((2, n_segments), np.int64)
-    n_chunks = _plan_selected(
-        starts, entry_starts, entries, destinations, chunk_elements, segments, chunks, firsts
-    )
-    return chunks[:n_chunks].copy(), firsts[:n_chunks].copy(), segments
-
-
-@compiled("int64(int64[::1], int64[::1], int64[::1], int64)")
-def _count_selected(starts: Ints, entry_starts: Ints, entries: Ints, chunk_elements: int) -> int:
-    """Return the number of segments of `plan_selected`."""
-    n_rows, n_segments = starts.size, 0
-    starts, entry_starts = pointer_to(starts), pointer_to(entry_starts)
-    entries = pointer_to(entries)
-    for i in range(n_rows):
-        end = np.int64(0)
-        for j in range(entry_starts[i], entry_starts[i + 1]):
-            place = starts[i] + (entries[j] >> 32)
-            if place >= end:
-                end = (place // chunk_elements + 1) * chunk_elements
-                n_segments += 1
-    return n_segments
-
-
-@compiled(
-    "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64, int64[:,::1], int64[::1], "
-    "int64[::1])"
-)
-def _plan_selected(
-    starts: Ints,
-    entry_starts: Ints,
-    entries: Ints,
-    destinations: Ints,
-    chunk_elements: int,
-    segments: Ints,
-    chunks: Ints,
-    firsts: Ints,
-) -> int:
-    """Fill the arrays of `plan_selected`; return the number of chunks."""
-    n_rows, entries_at = starts.size, address_of(entries)
-    starts, entry_starts = pointer_to(starts), pointer_to(entry_starts)
-    entries, destinations = pointer_to(entries), pointer_to(destinations)
-    segments = segment_table(address_of(segments))
-    chunks, firsts = pointer_to(chunks), pointer_to(firsts)
-    n_chunks = k = 0
-    for i in range(n_rows):
-        j, stop = entry_starts[i], entry_starts[i + 1]
-        while j < stop:
-            chunk = (starts[i] + (entries[j] >> 32)) // chunk_elements
-            end, first = (chunk + 1) * chunk_elements, j
-            while j < stop and starts[i] + (entries[j] >> 32) < end:
-                j += 1
-            if n_chunks == 0 or chunks[n_chunks - 1] != chunk:
-                chunks[n_chunks] = chunk
-                firsts[n_chunks] = k
-                n_chunks += 1
-            segments[k, fields.FROM] = starts[i] - chunk * chunk_elements
-            segments[k, fields.COUNT] = j - first
-            segments[k, fields.TO] = destinations[i]
-            segments[k, fields.WITHIN] = entries_at + first * 8
-            k += 1
-    return n_chunks
+    return ascending
 
 
 @compiled("void(int64, int64, int64, int64)", inner=True)
@@ -537,39 +408,37 @@ def _copy_one(target: int, source: int, k: int, itemsize: int) -> None:
 
 
 @compiled_callback(PLACING_SIGNATURE)
-def scatter(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
-    """Place the selected values, each in its slot."""
-    segments, array = segment_table(segments_at), elements(array_at, np.int64)
-    itemsize, out_itemsize = array[fields.ITEMSIZE], array[fields.OUT_ITEMSIZE]
+def pick(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+    """Place the selected values contiguously; ``scratch`` has room for those that are cast."""
+    array = elements(array_at, np.int64)
+    itemsize = array[fields.ITEMSIZE]
     for k in range(n_segments):
-        n, target = segments[k, fields.COUNT], segments[k, fields.TO]
-        begin = source + segments[k, fields.FROM] * itemsize
-        entries = elements(segments[k, fields.WITHIN], np.int64)
+        segment = row_of(segments_at, k, fields.N_SEGMENT_COLUMNS)
+        n, target = segment[fields.COUNT], segment[fields.TO]
+        begin = source + segment[fields.FROM] * itemsize
+        positions = elements(segment[fields.WITHIN], np.int32)
+        picked = scratch if array[fields.CAST] else target
         for j in range(n):
-            value, slot = begin + (entries[j] >> 32) * itemsize, entries[j] & _LOWER
-            if array[fields.CAST]:
-                call(array[fields.CAST], (value, target + slot * out_itemsize, 1))
-            else:
-                _copy_one(target, value, slot, itemsize)
+            _copy_one(picked, begin + positions[j] * itemsize, j, itemsize)
+        if array[fields.CAST]:
+            call(array[fields.CAST], (picked, target, n))
     return 0
 
 
 @compiled_callback(PLACING_SIGNATURE)
 def spread(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place the elements of dense rows, each in its column of the collection."""
-    segments, array = segment_table(segments_at), elements(array_at, np.int64)
+    array = elements(array_at, np.int64)
     itemsize = array[fields.OUT_ITEMSIZE]
     for k in range(n_segments):
-        begin, n = (
-            source + segments[k, fields.FROM] * array[fields.ITEMSIZE],
-            segments[k, fields.COUNT],
-        )
-        within = segments[k, fields.WITHIN]
+        segment = row_of(segments_at, k, fields.N_SEGMENT_COLUMNS)
+        begin, n = source + segment[fields.FROM] * array[fields.ITEMSIZE], segment[fields.COUNT]
+        within = segment[fields.WITHIN]
         columns = elements(array[fields.COLUMN_MAP], np.int32)
         if array[fields.CAST]:
             call(array[fields.CAST], (begin, scratch, n))
             begin = scratch
-        row = segments[k, fields.TO] - within * itemsize
+        row = segment[fields.TO] - within * itemsize
         for j in range(n):
             column = np.int64(columns[within + j])
             if column >= 0:

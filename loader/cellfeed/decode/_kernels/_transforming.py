@@ -23,7 +23,7 @@ from cellfeed.decode._kernels._native import (
     float_of_bits,
     multiply_add,
     pointer_to,
-    table,
+    row_of,
 )
 
 PURPOSE = Purpose("transforms", 2)
@@ -206,7 +206,7 @@ def _log1p_exactly(values: NDArray[Any], n: int, divisor: float) -> int:
     return n_undefined
 
 
-@compiled("int64(CPointer(float32), int64, float64, uint32)", inner=True)
+@compiled(*(f"int64(CPointer({each}), int64, float64, uint32)" for each in _FLOATS), inner=True)
 def _log1p(values: NDArray[Any], n: int, divisor: float, highest: int) -> int:
     """Replace values by the logarithm of 1 + value / ``divisor``; count those that have none.
 
@@ -257,50 +257,41 @@ def _count_non_counts(counters_at: int, n_undefined: int, n_fractional: int) -> 
         atomic_add(counters + 8, n_fractional)
 
 
-@compiled_callback(_STEP_SIGNATURE)
-def _apply_to_floats(row, n, kind, number_at, non_counts, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    """Apply a step that needs no columns to a row of float32."""
-    values, number = elements(row, np.float32), elements(number_at, np.float64)[0]
-    if kind == fields.BINARIZED:
-        for i in range(n):
-            values[i] = 1.0 if values[i] > number else 0.0
+def _applies(dtype: Any) -> Any:
+    are_narrow = dtype == types.float32
+
+    @compiled_callback(_STEP_SIGNATURE)
+    def apply(row, n, kind, number_at, non_counts, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        """Apply a step that needs no columns to a row."""
+        values, number = elements(row, dtype), elements(number_at, np.float64)[0]
+        if kind == fields.BINARIZED:
+            for i in range(n):
+                values[i] = 1.0 if values[i] > number else 0.0
+            return 0
+        total, highest = _total_and_highest(values, n)
+        if not are_narrow:
+            highest = _FLOAT_INFINITY  # so that none counts as plain
+        divisor, n_undefined = 1.0, 0
+        if kind != fields.LOG1P and total != 0.0:  # rows whose sum is 0 are not changed
+            divisor = divide(total, number)
+        if kind != fields.NORMALIZED:
+            n_undefined = _log1p(values, n, divisor, highest)
+        elif are_narrow:
+            # The error of a multiplication in float64 is far below float32's.
+            factor = divide(1.0, divisor)
+            for i in range(n):
+                values[i] = np.float64(values[i]) * factor
+        else:
+            for i in range(n):
+                values[i] = divide(np.float64(values[i]), divisor)
+        is_fractional = kind != fields.LOG1P and place == 0 and math.floor(total) != total
+        _count_non_counts(non_counts, n_undefined, is_fractional)
         return 0
-    total, highest = _total_and_highest(values, n)
-    divisor, n_undefined = 1.0, 0
-    if kind != fields.LOG1P and total != 0.0:  # rows whose sum is 0 are not changed
-        divisor = divide(total, number)
-    if kind == fields.NORMALIZED:
-        # The error of a multiplication in float64 is far below float32's.
-        factor = divide(1.0, divisor)
-        for i in range(n):
-            values[i] = np.float64(values[i]) * factor
-    else:
-        n_undefined = _log1p(values, n, divisor, highest)
-    is_fractional = kind != fields.LOG1P and place == 0 and math.floor(total) != total
-    _count_non_counts(non_counts, n_undefined, is_fractional)
-    return 0
+
+    return apply
 
 
-@compiled_callback(_STEP_SIGNATURE)
-def _apply_to_doubles(row, n, kind, number_at, non_counts, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    """Apply a step that needs no columns to a row of float64."""
-    values, number = elements(row, np.float64), elements(number_at, np.float64)[0]
-    if kind == fields.BINARIZED:
-        for i in range(n):
-            values[i] = 1.0 if values[i] > number else 0.0
-        return 0
-    total, _ = _total_and_highest(values, n)
-    divisor, n_undefined = 1.0, 0
-    if kind != fields.LOG1P and total != 0.0:
-        divisor = divide(total, number)
-    if kind == fields.NORMALIZED:
-        for i in range(n):
-            values[i] = divide(values[i], divisor)
-    else:
-        n_undefined = _log1p_exactly(values, n, divisor)
-    is_fractional = kind != fields.LOG1P and place == 0 and math.floor(total) != total
-    _count_non_counts(non_counts, n_undefined, is_fractional)
-    return 0
+_apply_to_floats, _apply_to_doubles = _applies(types.float32), _applies(types.float64)
 
 
 def step_applier(itemsize: int) -> int:
@@ -348,9 +339,6 @@ def _pointer_at(pointers: int, itemsize: int, row: int) -> int:
     if itemsize == 4:
         return int(elements(pointers, np.int32)[row])
     return int(elements(pointers, np.int64)[row])
-
-
-_group_table, _step_table = table(fields.N_GROUP_COLUMNS), table(fields.N_STEP_COLUMNS)
 
 
 def transform_rows(
@@ -408,7 +396,7 @@ def _transform_rows(
 ) -> None:
     """Do what `transform_rows` does, with addresses of functions that apply a step to a row."""
     n_rows, n_steps, moments_bytes = rows.size, len(steps), moments.shape[2] * 8
-    groups, steps = _group_table(address_of(groups)), _step_table(address_of(steps))
+    groups_at, steps_at = address_of(groups), address_of(steps)
     numbers_at, moments_at, rows = address_of(numbers), address_of(moments), pointer_to(rows)
     while True:
         first = atomic_add(address_of(taken), fields.ROWS_OF_A_TASK)
@@ -416,21 +404,23 @@ def _transform_rows(
             break
         g = 0
         for i in range(first, min(first + fields.ROWS_OF_A_TASK, n_rows)):
-            while rows[i] >= groups[g + 1, fields.FIRST_ROW]:
+            while rows[i] >= row_of(groups_at, g + 1, fields.N_GROUP_COLUMNS)[fields.FIRST_ROW]:
                 g += 1
-            number, n = rows[i] - groups[g, fields.FIRST_ROW], groups[g, fields.ROW_LENGTH]
-            start, columns = number * n, groups[g, fields.COLUMNS]
-            index_itemsize = groups[g, fields.INDEX_ITEMSIZE]
+            group = row_of(groups_at, g, fields.N_GROUP_COLUMNS)
+            number, n = rows[i] - group[fields.FIRST_ROW], group[fields.ROW_LENGTH]
+            start, columns = number * n, group[fields.COLUMNS]
+            index_itemsize = group[fields.INDEX_ITEMSIZE]
             if index_itemsize:
-                start = _pointer_at(groups[g, fields.POINTERS], index_itemsize, number)
-                n = _pointer_at(groups[g, fields.POINTERS], index_itemsize, number + 1) - start
+                start = _pointer_at(group[fields.POINTERS], index_itemsize, number)
+                n = _pointer_at(group[fields.POINTERS], index_itemsize, number + 1) - start
                 columns += start * index_itemsize
-            row = groups[g, fields.VALUES] + start * itemsize
+            row = group[fields.VALUES] + start * itemsize
             for k in range(n_steps):
-                kind, number_at = steps[k, 0], numbers_at + 8 * k
+                step = row_of(steps_at, k, fields.N_STEP_COLUMNS)
+                kind, number_at = step[0], numbers_at + 8 * k
                 if kind < fields.CENTRED:
                     call(apply, (row, n, kind, number_at, numbers_at + 8 * n_steps, k))
                 else:
-                    mean = moments_at + 2 * steps[k, 1] * moments_bytes
+                    mean = moments_at + 2 * step[1] * moments_bytes
                     std = mean + moments_bytes
                     call(scale, (row, n, columns, index_itemsize, kind, number_at, mean, std))

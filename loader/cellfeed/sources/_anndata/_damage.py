@@ -12,11 +12,11 @@ from typing import Any
 import h5py
 from h5py import h5z
 
-from cellfeed import decode
 from cellfeed._errors import CellfeedError, FormatError, lacks_threads
 from cellfeed._runs import Runs
 from cellfeed.bytes import Location
 from cellfeed.bytes._remote import failure, is_of_server
+from cellfeed.decode._array import check_grid
 from cellfeed.sources._anndata._file import (
     AnnDataFile,
     StructureError,
@@ -246,7 +246,7 @@ def _check_array(
         raise _refused(file, f"`{name}` has {n_here:,} rows, but its table has {n_rows:,}")
     if stored.chunks is not None:
         shards = None if isinstance(stored, h5py.Dataset) else stored.shards
-        decode.check_grid(shape, stored.chunks, itemsize, shard_shape=shards)
+        check_grid(shape, stored.chunks, itemsize, shard_shape=shards)
     n_bytes = math.prod(shape) * itemsize
     if n_bytes > max(_ALWAYS, _BYTES_PER_ROW * (n_rows or n_expected)):
         n_there = file.bytes_there(name)

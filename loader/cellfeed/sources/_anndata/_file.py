@@ -19,7 +19,8 @@ import numpy as np
 from cellfeed._lazy import ad, pd
 from cellfeed.bytes import LastingIdentity, Location, digest_of, lasting_identity
 from cellfeed.bytes._tables import CachedTables, Computed, Tables
-from cellfeed.decode import ChunkedArray, SlowRead, hdf5_in_memory
+from cellfeed.decode import ChunkedArray, SlowRead
+from cellfeed.decode._hdf5 import hdf5_in_memory
 from cellfeed.sources._source import OpenedPerProcess, Source
 
 # Attributes, and elements as anndata reads them.

@@ -21,6 +21,14 @@ from cellfeed._lazy import pd
 from cellfeed.bytes import ByteStore, LastingIdentity, Location, replaced
 from cellfeed.bytes._remote import PagedFile, RemoteObjects, Version, paged_file
 from cellfeed.bytes._tables import CachedTables, Computed, FileRecord, Tables
+from cellfeed.decode._array import check_grid, chunk_grid
+from cellfeed.decode._hdf5 import (
+    hdf5_array,
+    hdf5_codec,
+    hdf5_has_checksums,
+    hdf5_slow_read,
+    hdf5_tables,
+)
 from cellfeed.sources._anndata._file import AnnDataFile
 
 _DEEPEST = 8  # groups in a table
@@ -156,15 +164,15 @@ class H5File(AnnDataFile):
 
     def codec(self, name: str) -> str:
         """Return the compression of an array, such as "gzip 4" or "none"."""
-        return decode.hdf5_codec(self.stored(name))
+        return hdf5_codec(self.stored(name))
 
     def has_checksums(self, name: str) -> bool:
         """Return whether each chunk of an array has a checksum."""
-        return decode.hdf5_has_checksums(self.stored(name))
+        return hdf5_has_checksums(self.stored(name))
 
     def slow_read(self, name: str) -> decode.SlowRead | None:
         """Return why only HDF5 can read an array; None if cellfeed can."""
-        return decode.hdf5_slow_read(self.stored(name))
+        return hdf5_slow_read(self.stored(name))
 
     def n_lost(self, name: str) -> int:
         """Return how many chunks of an array were never written; 0 if they are not zeros."""
@@ -176,10 +184,10 @@ class H5File(AnnDataFile):
         if tables is None:
             return None
         file = self._where(name)[0] if self.linked_files else self
-        return decode.hdf5_array(tables, name, file.byte_store, lost_is_zero=lost_is_zero)
+        return hdf5_array(tables, name, file.byte_store, lost_is_zero=lost_is_zero)
 
     def _tables_of(self, name: str) -> Tables | None:
-        return decode.hdf5_tables(self.stored(name), lambda: self.table_cache(name))
+        return hdf5_tables(self.stored(name), lambda: self.table_cache(name))
 
     def recorded(self, what: str, compute: Callable[[], Computed]) -> Computed | Tables:
         """Return what is recorded of the file, which then need not be opened; see `AnnDataFile`.
@@ -232,7 +240,7 @@ class H5File(AnnDataFile):
         for name in names:
             stored = self.stored(name)
             if stored.chunks is not None:
-                decode.check_grid(stored.shape, stored.chunks, stored.dtype.itemsize)
+                check_grid(stored.shape, stored.chunks, stored.dtype.itemsize)
 
 
 def lost_chunks(dataset: h5py.Dataset) -> int:
@@ -244,7 +252,7 @@ def absent_chunks(dataset: h5py.Dataset) -> int:
     """Return how many chunks of an array were never written."""
     if dataset.chunks is None or not dataset.size:
         return 0
-    n_chunks = math.prod(decode.chunk_grid(dataset.shape, dataset.chunks))
+    n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
     return n_chunks - int(dataset.id.get_num_chunks())
 
 

@@ -30,7 +30,8 @@ from cellfeed.bytes import (
     replaced,
     require_file,
 )
-from cellfeed.decode import OpenFile, longest_text
+from cellfeed.decode._files import OpenFile
+from cellfeed.decode._hdf5 import longest_text
 from cellfeed.machine import share_of_descriptors
 from cellfeed.sources._anndata._damage import check_sizes
 from cellfeed.sources._anndata._h5file import H5File, external_link, lost_chunks

@@ -31,6 +31,15 @@ from cellfeed.bytes import (
 from cellfeed.bytes._remote import RemoteObjects, Version, open_object, versions_below, versions_of
 from cellfeed.bytes._remote import zarr_store as store_of
 from cellfeed.bytes._tables import CachedTables
+from cellfeed.decode._array import check_grid, chunk_grid
+from cellfeed.decode._files import ZarrFiles, files_below, identity_of_files
+from cellfeed.decode._zarr import (
+    ZarrLayout,
+    zarr_array,
+    zarr_codec,
+    zarr_has_checksums,
+    zarr_layout,
+)
 from cellfeed.sources._anndata._damage import damage_named, other_format_of
 from cellfeed.sources._anndata._file import AnnDataFile
 from cellfeed.sources._source import WatchedFiles
@@ -191,7 +200,7 @@ class ZarrStore(AnnDataFile):
 
     def __init__(self, location: Location) -> None:
         super().__init__(location)
-        self._layouts: dict[str, decode.ZarrLayout | decode.SlowRead] = {}
+        self._layouts: dict[str, ZarrLayout | decode.SlowRead] = {}
         self._files: dict[str, ByteStore] = {}
 
     @property
@@ -204,7 +213,7 @@ class ZarrStore(AnnDataFile):
         """Record the metadata of an array, so that changes are noticed."""
 
     @abstractmethod
-    def _files_of(self, name: str, layout: decode.ZarrLayout) -> ByteStore:
+    def _files_of(self, name: str, layout: ZarrLayout) -> ByteStore:
         """Return the files of an array."""
 
     @abstractmethod
@@ -230,7 +239,7 @@ class ZarrStore(AnnDataFile):
         if sizes is None:
             return 0
         array = self.stored(name)
-        n_files = math.prod(decode.chunk_grid(array.shape, array.shards or array.chunks))
+        n_files = math.prod(chunk_grid(array.shape, array.shards or array.chunks))
         return max(0, n_files - sum(1 for _ in sizes))
 
     def watch(self, names: Sequence[str]) -> None:
@@ -238,10 +247,10 @@ class ZarrStore(AnnDataFile):
         for name in names:
             array = self.stored(name)
             itemsize = array.dtype.itemsize
-            decode.check_grid(array.shape, array.chunks, itemsize, shard_shape=array.shards)
+            check_grid(array.shape, array.chunks, itemsize, shard_shape=array.shards)
             self._watch(name, array.metadata.zarr_format)
-            layout = self._layouts[name] = decode.zarr_layout(array.metadata.to_dict())
-            if isinstance(layout, decode.ZarrLayout):
+            layout = self._layouts[name] = zarr_layout(array.metadata.to_dict())
+            if isinstance(layout, ZarrLayout):
                 self._files[name] = self._files_of(name, layout)
 
     def stored(self, name: str) -> Any:
@@ -253,11 +262,11 @@ class ZarrStore(AnnDataFile):
 
     def codec(self, name: str) -> str:
         """Return the compression of an array, such as "blosc", "zstd, sharded" or "none"."""
-        return decode.zarr_codec(self.stored(name).metadata.to_dict())
+        return zarr_codec(self.stored(name).metadata.to_dict())
 
     def has_checksums(self, name: str) -> bool:
         """Return whether each chunk of an array has a checksum."""
-        return decode.zarr_has_checksums(self.stored(name).metadata.to_dict())
+        return zarr_has_checksums(self.stored(name).metadata.to_dict())
 
     def slow_read(self, name: str) -> decode.SlowRead | None:
         """Return why only zarr can read an array; None if cellfeed can."""
@@ -269,7 +278,7 @@ class ZarrStore(AnnDataFile):
         layout = self._layouts[name]
         if isinstance(layout, decode.SlowRead):
             return None
-        return decode.zarr_array(
+        return zarr_array(
             layout, self._files[name], name, self.table_cache(name), lost_is_zero=lost_is_zero
         )
 
@@ -331,11 +340,11 @@ class LocalZarrStore(ZarrStore):
         """Check that no folder of an array is a link to one that is missing."""
         _check_links(self._absolute / name / "c")  # in which version 3 has chunks
 
-    def _files_of(self, name: str, layout: decode.ZarrLayout) -> ByteStore:
-        return decode.ZarrFiles(self._path / name, layout, self._metadata.check)
+    def _files_of(self, name: str, layout: ZarrLayout) -> ByteStore:
+        return ZarrFiles(self._path / name, layout, self._metadata.check)
 
     def _identity_of(self, name: str) -> LastingIdentity | None:
-        return decode.identity_of_files(self._absolute / name)
+        return identity_of_files(self._absolute / name)
 
     def check_unchanged(self) -> None:
         """Check that the metadata has not changed; shards are checked when they are read."""
@@ -344,7 +353,7 @@ class LocalZarrStore(ZarrStore):
     def are_same(self, name: str, other: str) -> bool:
         """Return whether two arrays are the same files, by hard links."""
         layout = self._layouts.get(name)
-        if not isinstance(layout, decode.ZarrLayout) or layout != self._layouts.get(other):
+        if not isinstance(layout, ZarrLayout) or layout != self._layouts.get(other):
             return False
         if math.prod(layout.file_grid) > _MOST_COMPARED:
             return False
@@ -367,7 +376,7 @@ class LocalZarrStore(ZarrStore):
 
     def _chunk_files(self, name: str) -> Iterator[Path]:
         """Yield the paths of an array's chunks or shards."""
-        files = decode.files_below(self._absolute / name)
+        files = files_below(self._absolute / name)
         return (file for file in files if file.name not in _NO_CHUNKS)
 
 
@@ -406,7 +415,7 @@ class RemoteZarrStore(ZarrStore):
         if self._metadata.setdefault(metadata, found) != found:
             raise replaced(metadata)
 
-    def _files_of(self, name: str, layout: decode.ZarrLayout) -> RemoteObjects:
+    def _files_of(self, name: str, layout: ZarrLayout) -> RemoteObjects:
         folder, n_files = self.location / name, math.prod(layout.file_grid)
         versions = versions_below(folder, _MOST_LISTED) if n_files <= _MOST_LISTED else None
         if versions is None and layout.sharded:
@@ -432,7 +441,7 @@ class RemoteZarrStore(ZarrStore):
         if known is not None:
             return known
         array = self.stored(name)
-        grid = decode.chunk_grid(array.shape, array.shards or array.chunks)
+        grid = chunk_grid(array.shape, array.shards or array.chunks)
         last = array.metadata.encode_chunk_key(tuple(n - 1 for n in grid))
         found = versions_of(self.location / name, [last])
         return math.prod(grid) * found[last].size if found else 0
@@ -448,12 +457,12 @@ class RemoteZarrStore(ZarrStore):
         )
 
 
-def _location_of(folder: Location, layout: decode.ZarrLayout, file: int) -> Location:
+def _location_of(folder: Location, layout: ZarrLayout, file: int) -> Location:
     return folder / layout.file_name(file)
 
 
 def _version_of(
-    versions: Mapping[str, Version] | None, layout: decode.ZarrLayout, file: int
+    versions: Mapping[str, Version] | None, layout: ZarrLayout, file: int
 ) -> Version | None:
     """Return the version of a file; None if any is accepted, or there is no such file."""
     return None if versions is None else versions.get(layout.file_name(file))

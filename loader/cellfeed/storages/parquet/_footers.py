@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.decode import fields
 from cellfeed.extending import ColumnError
 from cellfeed.sources import failures_named
 from cellfeed.sources.arrow import kind, values_of
 from cellfeed.storages.parquet import _kernels as kernels
+from cellfeed.storages.parquet._kernels import _fields as fields
 
 END_BYTES = 8  # size of the footer, and the magic number
 

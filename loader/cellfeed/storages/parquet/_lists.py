@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.bytes import BufferPool
-from cellfeed.decode import PARQUET_CODECS, can_decode, fields, function_addresses
+from cellfeed.decode import PARQUET_CODECS, can_decode, function_addresses
 from cellfeed.decode import kernels as decoding
 from cellfeed.sources import Runs, count_rows, expand
 from cellfeed.storages.parquet import _kernels as kernels
 from cellfeed.storages.parquet._footers import ColumnChunks
+from cellfeed.storages.parquet._kernels import _fields as fields
 
 # What a footer says of a column of lists in a row group: its codec, -1 if only pyarrow can decode
 # the column; definition levels of a value and of an empty list; bytes of a value in pages; number

@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.decode import function_addresses, kernels
+from cellfeed.decode import function_addresses
+from cellfeed.storages.postgres import _kernels as kernels
 
 _VERSION, _ZSTD = 1, 1
 _LEVEL = 1

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.bytes import Location
-from cellfeed.decode import SlowRead, rows_of_coordinates
+from cellfeed.decode import SlowRead
 from cellfeed.extending import FormatError, ParameterError, PathError, pd
 from cellfeed.rows import CsrRows, SparseChunks
 from cellfeed.sources import (
@@ -296,7 +296,7 @@ class SomaElement(StoredElement):
         rows = expand(runs)
         return rows if isinstance(self._joinids, range) else self._joinids[rows]
 
-    def _wrong(self, runs: Runs, error: Exception) -> FormatError:
+    def _wrong(self, runs: Runs, error: object) -> FormatError:
         msg = f"{self._store.location}: `{self._path}`, rows {runs[0, 0]} to {runs[-1, 1] - 1}"
         return FormatError(f"{msg}: {error}; the experiment may be damaged")
 
@@ -336,30 +336,33 @@ class SparseElement(SomaElement):
     def read_rows(self, runs: Runs) -> CsrRows:
         """Read rows; TileDB returns elements in tile order, so they are sorted by row."""
         ids = self._ids(runs)
-        tables = []
-        if ids.size:
-            with self._store.failures_named(self._path):
-                tables = [*self._coordinates(ids)]
-        try:
-            parts = rows_of_coordinates(tables, ids, self.dtype)
-        except ValueError as error:
-            raise self._wrong(runs, error) from error
-        return CsrRows(*parts, self.shape[1])
+        rows, columns, values = self._coordinates(ids)
+        firsts = np.flatnonzero(np.diff(rows, prepend=-1))  # of the elements of one row in a tile
+        places = np.searchsorted(ids, rows[firsts])
+        if not np.array_equal(ids.take(places, mode="clip"), rows[firsts]):
+            raise self._wrong(runs, "it has an element of a row that was not requested")
+        if columns.size and not 0 <= columns.min() <= columns.max() <= np.iinfo(np.int32).max:
+            raise self._wrong(runs, "it has a column that is negative or above 2^31 - 1")
+        few = np.min_scalar_type(ids.size)  # which NumPy sorts faster
+        of_rows = np.repeat(places.astype(few), np.diff(firsts, append=rows.size))
+        order = np.argsort(of_rows, kind="stable")
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(of_rows, minlength=ids.size))])
+        return CsrRows(indptr, columns[order].astype(np.int32), values[order], self.shape[1])
 
-    def _coordinates(
-        self, ids: NDArray[np.int64]
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    def _coordinates(self, ids: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
+        """Yield the row, the column and the value of each element of rows."""
         import pyarrow as pa  # noqa: PLC0415 - tiledbsoma needs it
 
-        first, last = int(ids[0]), int(ids[-1])
-        is_one_run = last - first + 1 == ids.size
-        rows = slice(first, last) if is_one_run else pa.array(ids)
-        for table in self._array().read(coords=(rows,)).tables():
-            yield (
-                np.ascontiguousarray(table["soma_dim_0"].to_numpy()),
-                np.ascontiguousarray(table["soma_dim_1"].to_numpy()),
-                np.ascontiguousarray(table["soma_data"].to_numpy()),
-            )
+        tables = list[Any]()
+        if ids.size:
+            first, last = int(ids[0]), int(ids[-1])
+            is_one_run = last - first + 1 == ids.size
+            rows = slice(first, last) if is_one_run else pa.array(ids)
+            with self._store.failures_named(self._path):
+                tables = [*self._array().read(coords=(rows,)).tables()]
+        for name, dtype in (("dim_0", np.int64), ("dim_1", np.int64), ("data", self.dtype)):
+            parts = [each[f"soma_{name}"].to_numpy() for each in tables]
+            yield np.concatenate([np.empty(0, dtype), *parts])
 
 
 class DenseElement(SomaElement):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.bytes import ByteStore
-from cellfeed.decode import STORED, ChunkedArray, Extents, Located, fields, kernels
+from cellfeed.decode import STORED, ChunkedArray, Extents, Located
 from cellfeed.extending import FormatError
 
 _N_CHUNKS = struct.Struct("<Q")
@@ -230,7 +230,7 @@ def parts_of_chunk(content: bytes, metadata: int, first: int) -> Iterator[tuple[
 # row, so a row is in as many extents as there are blocks of columns. These are located when a row
 # of their band is first requested, from the row numbers of all elements of the band.
 
-MOST_BAND_ROWS = fields.MOST_ROWS
+MOST_BAND_ROWS = (1 << 16) - 1  # and elements of a run
 _BAND_ROWS = 2048  # blocks with fewer rows are taken together
 _MOST_BYTES = 256 << 20  # of runs that are cached: 4 bytes for each row and block of columns
 _DECODED_AT_ONCE = 8  # tiles whose rows are decoded together
@@ -294,6 +294,8 @@ class TileRows:
         FormatError
             A tile is damaged.
         """
+        from cellfeed.storages.soma import _kernels as kernels  # noqa: PLC0415 - it imports numba
+
         extents = self._fragments.rows
         fragments = np.searchsorted(extents[:, 0], rows, side="right") - 1
         there = np.flatnonzero(fragments >= 0)
@@ -301,13 +303,13 @@ class TileRows:
         keys = np.stack([fragments[there], rows[there] // self._band_rows], axis=1)
         changes = np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1
         lengths = np.zeros(rows.size, np.int64)
-        tables = [np.empty((0, fields.N_ROW_PIECE_COLUMNS), np.int64)]
+        tables = [np.empty((0, kernels.N_ROW_PIECE_COLUMNS), np.int64)]
         for own in np.split(there, changes) if there.size else ():
             number = int(rows[own[0]]) // self._band_rows
             band = self._band(int(fragments[own[0]]), number)
             places = np.full(self._band_rows, -1, np.int32)
             places[rows[own] - number * self._band_rows] = own
-            table = np.empty((band.rows.size, fields.N_ROW_PIECE_COLUMNS), np.int64)
+            table = np.empty((band.rows.size, kernels.N_ROW_PIECE_COLUMNS), np.int64)
             n = kernels.find_row_pieces(band.rows, band.lengths, band.first, places, lengths, table)
             tables.append(table[:n].copy())
         of_row, firsts, counts, within = np.ascontiguousarray(np.concatenate(tables).T)
@@ -335,20 +337,24 @@ class TileRows:
         first_element, found = first * self._tiles.capacity, list[tuple[NDArray[np.uint16], ...]]()
         for begin in range(first, stop, _DECODED_AT_ONCE):
             end = min(begin + _DECODED_AT_ONCE, stop)
-            rows = self._decoded(begin, end)
-            runs = np.empty((2, rows.size), np.uint16)
-            first_row = number * self._band_rows
-            skipped, done, n = kernels.find_runs(
-                rows, self._tiles.capacity, first_row, self._band_rows, runs[0], runs[1]
-            )
-            is_next = done == rows.size or rows[done] >= first_row + self._band_rows
+            rows = self._decoded(begin, end) - number * self._band_rows
+            skipped = int(np.argmax(rows >= 0)) if rows.size and rows.max() >= 0 else rows.size
+            others = np.flatnonzero((rows[skipped:] < 0) | (rows[skipped:] >= self._band_rows))
+            done = skipped + int(others[0]) if others.size else rows.size
+            is_next = done == rows.size or rows[done] >= 0
             if (skipped and begin > first) or (done < rows.size and end < stop) or not is_next:
                 array = self._chunks.array
                 where = array.files.location_of(int(self._tiles.files[begin]))
                 msg = f"{where}: `{array.name}`: rows are not in order"
                 raise FormatError(f"{msg}; the file is damaged, copy it again")
             first_element += skipped
-            found.append((runs[0, :n].copy(), runs[1, :n].copy()))
+            own = rows[skipped:done]
+            begins = np.diff(own, prepend=-1) != 0
+            begins[-skipped % self._tiles.capacity :: self._tiles.capacity] = True  # in each tile
+            begins[::MOST_BAND_ROWS] = True  # so that 16 bits suffice for lengths
+            firsts = np.flatnonzero(begins)
+            n_elements = np.diff(firsts, append=own.size)
+            found.append((own[firsts].astype(np.uint16), n_elements.astype(np.uint16)))
         own_rows, lengths = zip(*found, strict=True) if found else ([_NONE], [_NONE])
         return _Band(first_element, np.concatenate(own_rows), np.concatenate(lengths))
 

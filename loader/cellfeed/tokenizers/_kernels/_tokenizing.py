@@ -16,7 +16,6 @@ from numba import carray, types
 from numba.extending import register_jitable
 from numpy.typing import NDArray
 
-from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._fields import Ints
 from cellfeed.decode._kernels._native import (
     add_unordered,
@@ -26,6 +25,7 @@ from cellfeed.decode._kernels._native import (
     float_of_bits,
 )
 from cellfeed.extending import Purpose, compiled, compiled_callback
+from cellfeed.tokenizers._kernels import _fields as fields
 
 PURPOSE = Purpose("tokens", 10)
 
