@@ -268,6 +268,8 @@ import warnings
 
 warnings.simplefilter("error")
 warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores
+# What anndata 0.13 does of which pandas 3.1 warns.
+warnings.filterwarnings("ignore", "The 'future.infer_string' option is deprecated")
 """
 
 
