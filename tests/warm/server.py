@@ -190,6 +190,10 @@ def run_to_its_end(arguments: list[str]) -> None:
     if isinstance(status, str):
         sys.stderr.write(f"{status}\n")
     threading._shutdown()  # type: ignore[attr-defined]
+    # PyTorch 2.5 leaves a folder of its own to the end, which Python tells.
+    of_torch = sys.modules.get("torch.distributed.nn.jit.instantiator")
+    if folder := getattr(of_torch, "_TEMP_DIR", None):
+        warnings.filterwarnings("ignore", f"Implicitly cleaning up {re.escape(repr(folder))}")
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
