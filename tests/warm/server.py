@@ -47,7 +47,6 @@ IMPORTED = (
     "pandas",
     "scipy.optimize",
     "scipy.sparse",
-    "torch.distributed.checkpoint",
     "torch.utils.data",
     "zarr",
 )
@@ -66,8 +65,10 @@ def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
     for name in IMPORTED:
         with contextlib.suppress(ImportError):  # then the scripts say so
             importlib.import_module(name)
-    # The first optimizer imports it. Called at exit, it would hide that Ctrl-C ended the process.
+    # The first optimizer imports the second. Called at exit, they would hide that Ctrl-C ended the
+    # process, the first one with PyTorch 2.5.
     with contextlib.suppress(ImportError), mock.patch.object(atexit, "register"):
+        importlib.import_module("torch.distributed.checkpoint")
         importlib.import_module("torch._dynamo")
     gc.collect()
     gc.freeze()
