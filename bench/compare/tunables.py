@@ -131,11 +131,13 @@ class AnnLoader(OfPlates):
 
     def open(self, configuration: Configuration) -> Iterable[Any]:
         """Return the loader."""
+        # AnnLoader does not take the texts of pandas 3.
+        texts = {self.label: functools.partial(np.asarray, dtype=object)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             loader: Iterable[Any] = _peer("anndata.experimental").AnnLoader(
-                self.cells(convert={"X": _tensor}), batch_size=self.batch_size, shuffle=True,
-                drop_last=True, num_workers=configuration.num_workers,
+                self.cells(convert={"X": _tensor, "obs": texts}), batch_size=self.batch_size,
+                shuffle=True, drop_last=True, num_workers=configuration.num_workers,
             )  # fmt: skip
             return loader
 

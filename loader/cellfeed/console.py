@@ -86,9 +86,9 @@ class _OneLineErrors(click.Command):
                 text = re.sub(value, rf"{option} \1", text)
         return text
 
-    def get_short_help_str(self, limit: int = 1_000) -> str:
-        """Return the first sentence of the help, which lists of commands wrap rather than cut."""
-        return super().get_short_help_str(max(limit, 1_000))
+    def get_short_help_str(self, limit: int = 45) -> str:  # noqa: ARG002 - click's parameter
+        """Return the first paragraph of the help, which lists of commands wrap rather than cut."""
+        return " ".join((self.help or "").partition("\n\n")[0].split())
 
 
 class OneLineErrorCommand(_OneLineErrors):

@@ -7,9 +7,11 @@ block of text after a block of Python is what that prints.
 import os
 import re
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 from tests.warm import python as warm
 
 from cellfeed.synthetic import write_tahoe_like
@@ -260,6 +262,8 @@ REPLACED = {
     "how-to/training.md": MESH,
     "how-to/several_gpus.md": MESH,
 }
+# What only PyTorch 2.8 and newer have; with older ones, blocks with it are left out.
+OF_TORCH_2_8 = "profile_all_threads"
 RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 FIGURES = re.compile(r" *[\d.,]+")
 END = "\n<end of a block>\n"
@@ -268,6 +272,9 @@ import warnings
 
 warnings.simplefilter("error")
 warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores
+warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # PyTorch 2.5 of itself
+# What anndata 0.13 does of which pandas 3.1 warns.
+warnings.filterwarnings("ignore", "The 'future.infer_string' option is deprecated")
 """
 
 
@@ -292,11 +299,12 @@ PAGES = [
 def test_python_runs_as_printed(name, tmp_path):
     for library in ("torch", *NEEDS.get(name, [])):
         pytest.importorskip(library)
+    lacks_it = Version(version("torch")) < Version("2.8")
     write_tahoe_like(tmp_path / "plates", n_cells=700, n_genes=200, n_plates=2)
     there = blocks(name)
     script, expected = SETUPS.get(name, "") + ("" if name in LENIENT else STRICT), []
     for (language, block), (following, text) in zip(there, [*there[1:], ("", "")], strict=True):
-        if language == "python":
+        if language == "python" and not (lacks_it and OF_TORCH_2_8 in block):
             script += f"\nprint(end={END!r})\n{block}"
             expected.append(text if following == "text" else None)
     for old, new in REPLACED.get(name, {}).items():

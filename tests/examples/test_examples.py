@@ -11,9 +11,11 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+from tests.loader.dataset.torchrun import skip_without_ranks
 from tests.loader.storages.memory_maps.written import write_scdl
 from tests.loader.storages.soma.written import write_experiment
-from tests.warm.python import SHORT_REPLICATES, output_of, torchrun
+from tests.warm import python as warm
+from tests.warm.python import SHORT_REPLICATES, output_of
 
 from cellfeed import load_database
 from cellfeed.synthetic import write_tahoe_like
@@ -34,6 +36,11 @@ def plates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def needs(name: str) -> pytest.MarkDecorator:
     is_missing = importlib.util.find_spec(name) is None
     return pytest.mark.skipif(is_missing, reason=f"{name} is not installed: cellfeed[examples]")
+
+
+def torchrun(n: int, *command: object) -> str:
+    skip_without_ranks()
+    return warm.torchrun(n, *command)
 
 
 def losses_in(printed: str) -> list[float]:

@@ -94,10 +94,14 @@ def run(core, *arguments):
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_tests_of_the_core_pass_without_extensions(core):
-    """Those that read little; `make test-core` has all of them."""
+def test_tests_of_the_core_pass_without_extensions(core, pytestconfig):
+    """Those that read little; `make test-core` has all of them. Warnings count as in this run."""
     marks = "not (slow or process or server or docs)"
-    options = ("-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=quick", "-m", marks)
+    filters = "\n".join(pytestconfig.getini("filterwarnings"))
+    options = (
+        *("-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=quick", "-m", marks),
+        f"--override-ini=filterwarnings={filters}",
+    )
     tests = [
         f"tests/loader/{name}" for name in ("collection", "fetch", "rows", "sampling", "testing")
     ]

@@ -47,7 +47,6 @@ IMPORTED = (
     "pandas",
     "scipy.optimize",
     "scipy.sparse",
-    "torch.distributed.checkpoint",
     "torch.utils.data",
     "zarr",
 )
@@ -66,8 +65,10 @@ def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
     for name in IMPORTED:
         with contextlib.suppress(ImportError):  # then the scripts say so
             importlib.import_module(name)
-    # The first optimizer imports it. Called at exit, it would hide that Ctrl-C ended the process.
+    # The first optimizer imports the second. Called at exit, they would hide that Ctrl-C ended the
+    # process, the first one with PyTorch 2.5.
     with contextlib.suppress(ImportError), mock.patch.object(atexit, "register"):
+        importlib.import_module("torch.distributed.checkpoint")
         importlib.import_module("torch._dynamo")
     gc.collect()
     gc.freeze()
@@ -190,6 +191,10 @@ def run_to_its_end(arguments: list[str]) -> None:
     if isinstance(status, str):
         sys.stderr.write(f"{status}\n")
     threading._shutdown()  # type: ignore[attr-defined]
+    # PyTorch 2.5 leaves a folder of its own to the end, which Python tells.
+    of_torch = sys.modules.get("torch.distributed.nn.jit.instantiator")
+    if folder := getattr(of_torch, "_TEMP_DIR", None):
+        warnings.filterwarnings("ignore", f"Implicitly cleaning up {re.escape(repr(folder))}")
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.loader.dataset.torchrun import assert_divided, torchrun
+from tests.loader.dataset.torchrun import assert_divided, skip_without_ranks, torchrun
 from tests.warm import python as warm
 
 from cellfeed import BlockShuffling, CellDataset
@@ -370,6 +370,7 @@ def train(dataset, rank, meeting_point, answers):
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_children_that_get_the_dataset_count_epochs_by_themselves(tmp_path, method):
     """As ranks that are started with the dataset do; they may meet in a file."""
+    skip_without_ranks()
     dataset = CellDataset(np.arange(N_ROWS), BlockShuffling(4), 8, 2)
     dataset.set_epoch(5)
     context: Any = multiprocessing.get_context(method)
@@ -413,11 +414,13 @@ def test_ranks_of_lightning(tmp_path):
     """The dataset is made long before Lightning starts the other rank and they meet."""
     pytest.importorskip("pytorch_lightning")
     pytest.importorskip("cellfeed.frameworks.lightning")
+    skip_without_ranks()
     script = tmp_path / "script.py"
     script.write_text(_LIGHTNING)
+    paths = [str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])]
     warm.output_of(
         *(script, tmp_path),
-        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(Path.cwd())},
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(paths)},
     )
     of_ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(N_RANKS)]
     for epochs in zip(*of_ranks, strict=True):  # without worker processes, and with two

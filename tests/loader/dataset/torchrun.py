@@ -61,11 +61,16 @@ _EPILOGUE = """
 """
 
 
-def torchrun(folder: Path, n: int, *bodies: str) -> list[dict[str, Any]]:
-    """Run a script as ``n`` processes, and return what each of them found."""
+def skip_without_ranks() -> None:
+    """Skip the test where PyTorch lacks the stores through which ranks begin together."""
     distributed = pytest.importorskip("torch.distributed")
     if not hasattr(distributed.ProcessGroup, "get_group_store"):
         pytest.skip("several ranks need PyTorch 2.8 or newer")
+
+
+def torchrun(folder: Path, n: int, *bodies: str) -> list[dict[str, Any]]:
+    """Run a script as ``n`` processes, and return what each of them found."""
+    skip_without_ranks()
     script = folder / "script.py"
     main = "".join(map(textwrap.dedent, (*bodies, _EPILOGUE)))
     script.write_text(textwrap.dedent(_PROLOGUE) + textwrap.indent(main, "    "))
