@@ -27,10 +27,10 @@ else:
         _Item = TypeVar("_Item")
 
         class DataLoader(Generic[_Item]):
-            """What nothing is made of."""
+            """Stand-in for torch's DataLoader; never instantiated."""
 
         class IterableDataset(Generic[_Item]):
-            """What a dataset is iterated over by a plain loop alone."""
+            """Stand-in base class: without torch, a plain loop iterates."""
 
         def get_worker_info() -> None:
             """Return None, as in a process that is no worker of a DataLoader."""

@@ -234,7 +234,7 @@ def closed_with(descriptor: int) -> object:
     """Return an object that closes a file descriptor when nothing refers to it any longer.
 
     It is the only object of the standard library that takes any descriptor and closes it
-    silently, in C; it has no other use here.
+    silently, in C, and is used only for that.
     """
     queue = "epoll" if hasattr(select, "epoll") else "kqueue"  # Linux, and BSD with macOS
     closing: object = getattr(select, queue).fromfd(descriptor)

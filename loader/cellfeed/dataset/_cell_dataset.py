@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-import cellfeed.sampling._kernels  # noqa: F401 - which plans look for
+import cellfeed.sampling._kernels  # noqa: F401 - plans use compiled code if this is loaded
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed._lazy import sp
 from cellfeed._torch import HAS_TORCH, get_worker_info

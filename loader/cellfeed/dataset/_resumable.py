@@ -162,7 +162,7 @@ class ResumableDataset(IterableDataset[Any], ABC):
     def __iter__(self) -> Iteration[Any]:
         worker = get_worker_info()
         if worker is not None:
-            require_kept_whole(self)
+            refuse_second_division(self)
             beginning = self._beginning_of_another_loader(worker)
             return Iteration(lambda: self._of_worker(beginning, worker.id, worker.num_workers))
         # Begun with the first minibatch, so that the epoch may be set until then.
@@ -176,7 +176,7 @@ class ResumableDataset(IterableDataset[Any], ABC):
     @contextmanager
     def begun(self) -> Iterator[tuple[Beginning, Epoch]]:
         """Begin the next epoch, together with other ranks; it has not begun if the block fails."""
-        require_kept_whole(self)
+        refuse_second_division(self)
         history = self._history()
         history.every = getattr(self, "fetch_factor", 1)
         before = self._run.begin()
@@ -408,7 +408,7 @@ class ResumableDataset(IterableDataset[Any], ABC):
         UserWarning
             The position in a state that was loaded is discarded, within another epoch.
         """
-        require_kept_whole(self)
+        refuse_second_division(self)
         epoch, upcoming = require_epoch(epoch), self._run.upcoming
         if upcoming.n_minibatches and upcoming.epoch != epoch:
             warnings.warn(
@@ -521,7 +521,7 @@ def _require_no_worker() -> None:
         raise StateError(msg)
 
 
-def require_kept_whole(dataset: Any) -> None:
+def refuse_second_division(dataset: Any) -> None:
     """Check that Accelerate, if it iterates over a dataset, does not divide it a second time.
 
     Accelerate says in public which of its DataLoaders is iterated over.

@@ -294,18 +294,18 @@ class ElementRead:
         """Whether all lengths are known."""
         return all(each.lengths is not None for each in self.rows)
 
-    def with_layout(self, decoder: Decoder, known: "Selections") -> "ElementRead":
+    def with_layout(self, decoder: Decoder, selection_cache: "Selections") -> "ElementRead":
         """Return the same read with its layout; see `find_layout`."""
-        return replace(self, row_layout=self.find_layout(decoder, known))
+        return replace(self, row_layout=self.find_layout(decoder, selection_cache))
 
-    def find_layout(self, decoder: Decoder, known: "Selections") -> RowLayout:
+    def find_layout(self, decoder: Decoder, selection_cache: "Selections") -> RowLayout:
         """Return the layout, after reading what unknown lengths depend on.
 
         Parameters
         ----------
         decoder
             The decoder.
-        known
+        selection_cache
             What other elements have selected of the same rows, to which this adds.
 
         Raises
@@ -317,7 +317,7 @@ class ElementRead:
         """
         if self.row_layout is not None:
             return self.row_layout
-        rows = [*_with_lengths(self.rows, decoder, known)]
+        rows = [*_with_lengths(self.rows, decoder, selection_cache)]
         of_parts = [(each, each.lengths) for each in rows if each.lengths is not None]
         lengths = np.empty(sum(of_part.size for _, of_part in of_parts), np.int64)
         take_steps = np.empty(lengths.size, np.bool_)
@@ -367,7 +367,7 @@ elements that share column indices select the same."""
 
 
 def _with_lengths(
-    rows: Sequence[PartRows], decoder: Decoder, known: Selections
+    rows: Sequence[PartRows], decoder: Decoder, selection_cache: Selections
 ) -> Iterator[PartRows]:
     """Yield the same rows, in another order, after reading what their lengths depend on."""
     yield from (each for each in rows if each.lengths is not None)
@@ -375,17 +375,17 @@ def _with_lengths(
     for each in rows:
         if each.indices is None or each.extents is None:
             continue
-        if (found := known.get(_selection(each))) is not None:
+        if (found := selection_cache.get(_selection(each))) is not None:
             yield each.with_selected(found)
             continue
         counts = each.extents.counts
         n = int(counts.sum())
         if n_elements and n_elements + n > _MOST_SELECTED:
-            yield from _selected(batch, decoder, known)
+            yield from _selected(batch, decoder, selection_cache)
             batch, n_elements = [], 0
         batch.append((each, each.indices, counts))
         n_elements += n
-    yield from _selected(batch, decoder, known)
+    yield from _selected(batch, decoder, selection_cache)
     for each in rows:
         if each.lengths is None and each.indices is None:
             yield each.read(decoder)
@@ -394,7 +394,7 @@ def _with_lengths(
 def _selected(
     batch: Sequence[tuple[PartRows, ChunkReads, NDArray[np.int64]]],
     decoder: Decoder,
-    known: Selections,
+    selection_cache: Selections,
 ) -> Iterator[PartRows]:
     """Select elements of several rows together."""
     if not batch:
@@ -404,7 +404,7 @@ def _selected(
     selected = reads.select(np.concatenate(counts), decoder)
     bounds = accumulate((each.size for each in counts), initial=0)
     for (rows, _, _), (begin, end) in zip(batch, pairwise(bounds), strict=True):
-        own = known[_selection(rows)] = selected[begin:end]
+        own = selection_cache[_selection(rows)] = selected[begin:end]
         yield rows.with_selected(own)
 
 

@@ -281,7 +281,7 @@ class Reader:
         if not bounds.ndim:
             bounds = np.append(np.arange(0, max(1, order.size), int(bounds)), order.size)
         parts = self._collection.parts(rows)
-        reads, known = dict[str, ElementRead](), Selections()
+        reads, selection_cache = dict[str, ElementRead](), Selections()
         for name, element in self._collection.elements.items():
             layout, row_shape, dtype = element.layout, element.row_shape, self._dtypes[name]
             read = ElementRead(
@@ -294,7 +294,9 @@ class Reader:
                 steps=self._inline_steps.get(name),
                 rows=[PartRows.of(part, layout, row_shape, dtype) for part in parts[name]],
             )
-            reads[name] = read.with_layout(self._decoder, known) if read.is_known else read
+            reads[name] = (
+                read.with_layout(self._decoder, selection_cache) if read.is_known else read
+            )
         delivered = rows[order]
         return PlannedRead(
             elements=reads,
@@ -319,9 +321,11 @@ class Reader:
         """
         try:
             with self._counters.processor_time(Counter.PLANNING):
-                known = Selections()
+                selection_cache = Selections()
                 elements = {
-                    name: each.with_layout(self._decoder, known) if each.is_decoded_here else each
+                    name: each.with_layout(self._decoder, selection_cache)
+                    if each.is_decoded_here
+                    else each
                     for name, each in planned.elements.items()
                 }
         except BaseException:
@@ -360,9 +364,9 @@ class Reader:
             names = self._remaining_thread.submit(self._read_names, planned.rows)
             planned = replace(planned, obs_names=names)
         with self._counters.processor_time(Counter.PLANNING):
-            known = Selections()
+            selection_cache = Selections()
             layouts = {
-                name: each.find_layout(self._decoder, known)
+                name: each.find_layout(self._decoder, selection_cache)
                 for name, each in planned.elements.items()
             }
             memory = {name: self._memory(each) for name, each in layouts.items()}
@@ -668,5 +672,5 @@ def fetches_of(
         # The one that is laid out and not yet read is one of them.
         stages = [Stage(begun, prefetch - 1), Stage(laid_out, 1), Stage(read, 1)]
     with reader, in_stages(share.numbers, stages) as groups, budget:
-        # Which keeps no group, as a generator expression would.
+        # `map` drops each group once yielded; a generator expression would keep it.
         yield from map(lambda each: (undelivered.popleft(), each), groups)  # noqa: C417

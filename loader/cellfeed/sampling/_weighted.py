@@ -471,7 +471,7 @@ def checked_weights(weights: ArrayLike) -> NDArray[np.floating]:
     is_ours = given.dtype == dtype and given.base is None and not given.flags.writeable
     values: NDArray[np.floating] = given if is_ours else given.astype(dtype)
     values.flags.writeable = False
-    if not (values.min() >= 0 and values.max() < np.inf):  # which is not so for NaN, too
+    if not (values.min() >= 0 and values.max() < np.inf):  # also false for NaN
         first = int(np.argmin((values >= 0) & (values < np.inf)))
         msg = f"`weights` must be finite and not negative, but weights[{first}] is {values[first]}"
         raise ParameterError(msg)

@@ -141,7 +141,7 @@ class RemoteObjects(ByteStore):
         return np.array(sizes, np.int64)[number_of]
 
     def identity(self) -> LastingIdentity | None:
-        """Return the identity of the first object; None if there are several."""
+        """Return the identity of the first object; None if its server gives no ETag."""
         version = self._versions(0)
         if version is None or version.etag is None:
             return None

@@ -49,7 +49,7 @@ def lacking_filter(path: Path | None, element: str) -> str | None:
     element
         Path of a dataset or a group in it.
     """
-    # Who asks has an error at hand already, which is told if the file cannot be opened either.
+    # The caller already has an error; it is raised if the file cannot be opened either.
     with contextlib.suppress(Exception):
         if path is not None and path.is_file():
             with h5py.File(path, "r") as file:
