@@ -14,18 +14,8 @@ from cellfeed import BlockShuffling, CellDataset, open_collection
 sys.path.append(str(Path(__file__).parents[1]))  # for the servers of the tests
 
 
-class _FixedGap:
-    """Stands in for the measurement of the link to a server."""
-
-    def __init__(self, gap):
-        self.worthwhile_gap = gap
-
-    def record(self, *_):
-        pass
-
-
 class Served(Stored, _Measured):
-    """Read an epoch over HTTP; bytes of gaps depend on the machine, and are not counted."""
+    """Read an epoch over HTTP."""
 
     params = parameters(quick=[16], full=[1, 64])
     param_names = ("block_size",)
@@ -64,35 +54,20 @@ class Served(Stored, _Measured):
     track_opening_requests.unit = "requests"
 
     def track_requests(self, *_):
-        """Requests if only adjacent ranges are joined."""
-        return self.read_with_gaps(0)[0]
+        return self.received()[0]
 
     track_requests.unit = "requests per epoch"
 
     def track_bytes(self, *_):
-        return self.read_with_gaps(0)[1] / N_CELLS
+        """Bytes received, with those of gaps between ranges that are requested together."""
+        return self.received()[1] / N_CELLS
 
     track_bytes.unit = "bytes per cell"
 
-    def track_requests_over_gaps(self, *_):
-        """Requests if ranges up to 64 KiB apart are joined."""
-        return self.read_with_gaps(1 << 16)[0]
-
-    track_requests_over_gaps.unit = "requests per epoch"
-
-    def track_amplification(self, *_):
-        """Bytes with such gaps, over bytes without."""
-        return self.read_with_gaps(1 << 16)[1] / self.read_with_gaps(0)[1]
-
-    track_amplification.unit = "bytes received per byte wanted"
-
-    def read_with_gaps(self, gap):
-        """Return an epoch's requests and their bytes, joining ranges up to this far apart."""
-        from cellfeed.bytes._remote import _scheduler  # noqa: PLC0415 - where obstore is
-
-        _scheduler.scheduler_of(self.dataset.collection.locations[0]).link = _FixedGap(gap)
+    def received(self):
+        """Return an epoch's requests and their bytes."""
         self.dataset.set_epoch(0)
         n_before = len(self.server.requests)
         self.run()
-        asked = self.server.requests[n_before:]
-        return len(asked), sum(request.sent for request in asked)
+        requests = self.server.requests[n_before:]
+        return len(requests), sum(each.sent for each in requests)
