@@ -7,6 +7,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import h5py
 import numpy as np
@@ -240,8 +241,6 @@ def _is_stored_as_in_memory(dataset: h5py.Dataset) -> bool:
 
 def _slow_layout(dataset: h5py.Dataset) -> SlowRead | None:
     """Return why only HDF5 can locate the bytes; None if they are at known offsets."""
-    if dataset.file.userblock_size:  # versions of HDF5 differ in where they count offsets from
-        return _slow("its file begins with a user block")
     if dataset.chunks is not None:
         return _slow_chunks(dataset)
     if dataset.id.get_create_plist().get_layout() == h5d.COMPACT:
@@ -326,6 +325,8 @@ def _table(dataset: h5py.Dataset, filters: _Filters) -> Tables:
     chunk_bytes = math.prod(chunk_shape) * dataset.dtype.itemsize
     listed = list_chunks(dataset, chunk_shape, grid)
     offsets = listed[:, _ADDRESS].copy()
+    if dataset.file.userblock_size and not _counts_user_block():
+        offsets[offsets >= 0] += dataset.file.userblock_size
     # What cannot be compressed grows, but not to twice its size.
     dtype = np.uint32 if 2 * chunk_bytes < 1 << 32 else np.int64
     largest = np.iinfo(dtype).max
@@ -403,9 +404,28 @@ def longest_text(dataset: h5py.Dataset, read: Callable[[int, int], bytes]) -> in
     return max((int(each["length"].max()) for each in references), default=0)
 
 
-def hdf5_in_memory() -> h5py.File:
+@cache
+def _counts_user_block() -> bool:
+    """Return whether HDF5 counts offsets of chunks from the start of a file or its user block.
+
+    Versions differ, so this is tested with two files that differ only in their user block, as
+    files of MuData have one.
+    """
+    return _first_chunk(user_block=512) > _first_chunk(user_block=0)
+
+
+def hdf5_in_memory(*, user_block: int = 0) -> h5py.File:
     """Return a new file in memory.
 
     HDF5 refuses a second one of the same name while the first is open, as in another thread.
     """
-    return h5py.File(uuid.uuid4().hex, "w", driver="core", backing_store=False)
+    return h5py.File(
+        uuid.uuid4().hex, "w", driver="core", backing_store=False, userblock_size=user_block
+    )
+
+
+def _first_chunk(*, user_block: int) -> int:
+    with hdf5_in_memory(user_block=user_block) as file:
+        dataset = file.create_dataset("chunked", data=np.zeros(1), chunks=(1,))
+        file.flush()
+        return int(dataset.id.get_chunk_info(0).byte_offset)

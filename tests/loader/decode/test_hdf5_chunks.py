@@ -75,5 +75,5 @@ def test_what_hdf5_cannot_list_is_told_in_its_words(new_folder):
 
 
 def test_threads_make_files_in_memory_at_once():
-    with hdf5_in_memory() as one, hdf5_in_memory() as other:
-        assert one.filename != other.filename
+    with hdf5_in_memory() as one, hdf5_in_memory(user_block=512) as other:
+        assert [each.userblock_size for each in (one, other)] == [0, 512]

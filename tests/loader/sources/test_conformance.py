@@ -109,7 +109,6 @@ class TestH5ad(Suite):
             and (case.layout == "dense" or case.dtype != "<f2")
             and case.row_lengths.sum() > 0
             and storage.layout != "compact"
-            and not storage.userblock
             and not (storage.layout == "chunked" and storage.filter not in FILTERS)
             and not is_hard(case)
         )

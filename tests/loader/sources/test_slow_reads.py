@@ -107,17 +107,6 @@ def test_dense_hdf5(write_h5ad, name):
         assert np.array_equal(collection[:].X, file["X"][:])
 
 
-def test_hdf5_with_a_user_block(tmp_path):
-    path = tmp_path / "block.h5ad"
-    with h5py.File(path, "w", userblock_size=512) as file:
-        write_elem(file, "/", ad.AnnData(COUNTS))
-    collection = open_collection(path)
-    assert np.array_equal(collection[:].X, COUNTS)
-    assert collection.describe()["reason"].tolist() == [
-        "through h5py: its file begins with a user block"
-    ]
-
-
 @pytest.mark.parametrize("kind", ["shuffle", "gzip"])
 def test_hdf5_chunks_at_the_edge_that_are_not_filtered(tmp_path, kind):
     """Written without h5py's own functions, which cannot ask for it."""
