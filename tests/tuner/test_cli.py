@@ -196,7 +196,7 @@ def test_runs_are_kept_and_other_data_replace_a_result(tune, small_collection, t
         printed, _, _ = tune("--entropy-floor", "0.5", *ONE, *more)
         assert "this replaced" not in printed.stdout
     shown = json.loads(commands.autotune("show", "--json").stdout)["runs"]
-    assert [each["asked"]["batch_size"] for each in shown] == [32, 64]
+    assert [each["settings"]["batch_size"] for each in shown] == [32, 64]
     assert Path(shown[0]["path"]).parent == small_collection
 
     first, second, _ = sorted(small_collection.iterdir())

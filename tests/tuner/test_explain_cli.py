@@ -185,7 +185,7 @@ def test_the_last_run_of_each_kind_is_listed(stored):
     assert last["choice"] == {"block_size": 64, "fetch_factor": 16, "num_workers": 0}
     assert round(last["cells_per_second"]["value"]) == 100_000
     assert other["machine"]["cpu"] == "cpu of elsewhere"
-    assert last["asked"]["labels"] == ["plate"]
+    assert last["settings"]["labels"] == ["plate"]
     assert {"digest", "n_cells"} <= last["data"].keys()
 
 
@@ -209,7 +209,7 @@ def test_runs_for_other_numbers_of_ranks_or_without_a_choice_are_listed(stored):
     kinds = [(1, 1), (2, 2), (1, 2)]
     for n_ranks, world_size in kinds:
         stored({FAST: 1e-4}, n_ranks=n_ranks, world_size=world_size)
-    ranks = [each["asked"]["ranks"] for each in json.loads(show("--json"))["runs"]]
+    ranks = [each["settings"]["ranks"] for each in json.loads(show("--json"))["runs"]]
     assert [(each["n_local"], each["n_total"]) for each in ranks] == kinds
     assert show().count("ranks") == 2
     assert "none" not in show()

@@ -132,7 +132,7 @@ def test_it_names_the_server_and_what_it_cannot_know(tuned):
     assert "remote" in table
     (known,) = json.loads(as_json)["runs"]
     assert known["path"] == url
-    assert known["asked"]["cache"] == "remote"
+    assert known["settings"]["cache"] == "remote"
     assert "running side by side, the stages explain" in " ".join(explained.split())
 
 
