@@ -176,6 +176,7 @@ class _Workers:
 
     def __init__(self, dataset: Any, options: Mapping[str, Any], num_workers: int) -> None:
         self._dataset, self._processes = dataset, list[BaseProcess]()
+        self._leave = list[_workers.Event]()
         method = options.get("multiprocessing_context")
         if not isinstance(method, BaseContext):
             method = multiprocessing.get_context(method or multiprocessing.get_start_method())
@@ -193,7 +194,9 @@ class _Workers:
         self._generators = [torch.Generator() for _ in range(num_workers)]
         self._loaders = list[DataLoader[Any]]()
         for k, requests in enumerate(self._requests):
+            self._leave.append(_workers.Event(method))
             start = _workers.WorkerStart(
+                leave=self._leave[k],
                 file=None if arrivals is None else arrivals.files[k],
                 key=0 if arrivals is None else arrivals.key,
                 are_rows_placed=collate in (default_convert, _as_it_is),
@@ -210,7 +213,7 @@ class _Workers:
         if self._is_kept:
             # Garbage collection of a cycle closes the queues first: torch could not tell workers to
             # end, and would wait 5 s for each.
-            weakref.finalize(self, _end, self._processes).atexit = False
+            weakref.finalize(self, _end, self._leave).atexit = False
 
     @property
     def have_died(self) -> bool:
@@ -219,7 +222,7 @@ class _Workers:
 
     def end(self) -> None:
         """End all workers at once."""
-        _end(self._processes)
+        _end(self._leave)
 
     def delivered(self, beginning: Beginning) -> Generator[Any, None, None]:
         """Deliver what is left of an epoch, in order.
@@ -267,7 +270,7 @@ class _Workers:
             raise told from error.with_traceback(None)
         except KeyboardInterrupt:
             if not self._is_kept:
-                _end(self._processes)  # instead of waiting until each has read its fetch
+                _end(self._leave)  # instead of waiting until each has read its fetch
             raise
         except Exception as error:  # noqa: BLE001 - of torch, or of a worker
             raise error.with_traceback(None) from None
@@ -277,6 +280,7 @@ class _Workers:
                 arriving.clear()
                 if not self._is_kept:
                     self._loaders.clear()
+                    self._leave.clear()
                     self._arrivals = None
 
     def _require_latest(self, number: int) -> None:
@@ -368,20 +372,22 @@ def _n_of_message(dataset: Any) -> int:
     return max(1, _MESSAGE_BYTES // max(1, int(dataset.minibatch_bytes)))
 
 
-def _end(processes: list[BaseProcess]) -> None:
-    for each in processes:
-        if each.is_alive():
-            each.terminate()
+def _end(leave: list[_workers.Event]) -> None:
+    for each in leave:
+        each.set()
 
 
 def _noting(context: BaseContext, processes: list[BaseProcess]) -> BaseContext:
-    """Return a context that notes the processes that it starts."""
+    """Return a context that notes the processes that it starts, and whose events have no lock."""
 
     class Noting(type(context)):  # type: ignore[misc]
         def Process(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802 - its name
             process = context.Process(*arguments, **options)  # type: ignore[attr-defined]
             processes.append(process)
             return process
+
+        def Event(self) -> Any:  # noqa: N802 - its name
+            return _workers.Event(context)
 
     noting: BaseContext = Noting()
     return noting

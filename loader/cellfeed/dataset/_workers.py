@@ -15,6 +15,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar, NamedTuple
 
@@ -35,6 +37,28 @@ from cellfeed.bytes._store import closed_with
 from cellfeed.rows._minibatch import Minibatch, csr_tensor
 
 
+class Event:
+    """An event without a lock, which a process that ends at any moment would keep.
+
+    That of multiprocessing has one: a worker that was ended while it looked at its event left it
+    locked, and the training process, which sets it when it drops the worker, waited without end.
+    """
+
+    def __init__(self, context: BaseContext) -> None:
+        self.reader, self._writer = context.Pipe(duplex=False)
+
+    def is_set(self) -> bool:
+        """Return whether it was set, or the process that would set it has ended."""
+        with contextlib.suppress(OSError):  # of one that garbage collection has closed before
+            return self.reader.poll()
+        return True
+
+    def set(self) -> None:
+        """Set it, for good."""
+        with contextlib.suppress(OSError):
+            self._writer.send_bytes(b"")
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class WorkerStart:
     """What a worker does first, and which memory it lends to the process that uses its minibatches.
@@ -47,6 +71,8 @@ class WorkerStart:
         Whether rows may be read into lent memory directly, since only the consumer sees them.
     file, key
         Memory shared by both processes, and of which `Arrivals` there; None if none can be lent.
+    leave
+        Set when the worker is to end at once.
     then
         The user's ``worker_init_fn``, if any.
     worker, num_workers
@@ -56,6 +82,7 @@ class WorkerStart:
     """
 
     are_rows_placed: bool
+    leave: Event
     file: SharedFile | None = None
     key: int = 0
     then: Callable[[int], None] | None = None
@@ -65,7 +92,7 @@ class WorkerStart:
 
     def __call__(self, _: int) -> None:
         parent = multiprocessing.parent_process()
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+        threading.Thread(target=_end_with, args=(parent, self.leave), daemon=True).start()
         # The terminal sends Ctrl-C to all processes; only the training process decides what ends.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         pool = None if self.file is None else SharedPool(self.file)
@@ -77,10 +104,14 @@ class WorkerStart:
 _OF_THIS_PROCESS = dict[int, WorkerStart]()  # by process, since it may be forked
 
 
-def _end_with(parent: Any) -> None:
-    """End this process when the one that started it has ended, however it did."""
-    parent.join()
-    os._exit(1)
+def _end_with(parent: Any, leave: Event) -> None:
+    """End this process when the one that started it has ended, however it did, or asks for it.
+
+    In the latter case with status 0: of any other end, torch raises an error in the main thread of
+    the training process, wherever that is.
+    """
+    ready = wait([parent.sentinel, leave.reader])
+    os._exit(int(parent.sentinel in ready))
 
 
 def start_here() -> WorkerStart | None:

@@ -1,6 +1,7 @@
 """Memory that a worker lends: handed over, given back, and kept only as long as it is used."""
 
 import gc
+import multiprocessing
 import os
 import pickle
 import resource
@@ -24,7 +25,7 @@ from cellfeed import (
     open_collection,
 )
 from cellfeed.bytes._buffers import SharedFile, SharedPool
-from cellfeed.dataset._workers import Arrivals, WorkerStart, message_of
+from cellfeed.dataset._workers import Arrivals, Event, WorkerStart, message_of
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory"),
@@ -42,8 +43,9 @@ class Both:
         self.arrivals = Arrivals(1)
         (file,) = self.arrivals.files
         self.pool = SharedPool(file)
+        leave = Event(multiprocessing.get_context())
         self.start = WorkerStart(
-            file=file, key=self.arrivals.key, are_rows_placed=True, pool=self.pool
+            leave=leave, file=file, key=self.arrivals.key, are_rows_placed=True, pool=self.pool
         )
         self._watched = os.dup(file.descriptor)
 

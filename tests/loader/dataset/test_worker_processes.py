@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from tests.loader.threads import wait_for_dropped
 from torch.utils.data import DataLoader
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
+from cellfeed.dataset._workers import Event
 
 pytestmark = [
     pytest.mark.process,
@@ -192,10 +195,33 @@ class TestMemory:
         assert not [each for each in files if any(f"_{pid}_" in each.name for pid in ours)]
 
 
+def test_one_that_ends_while_it_looks_at_its_event_locks_nothing():
+    """That of multiprocessing stays locked, and who sets it waits without end."""
+    context = multiprocessing.get_context("fork")
+    event = Event(context)
+
+    def look():
+        while not event.is_set():
+            pass
+
+    for _ in range(20):
+        process = context.Process(target=look)
+        process.start()
+        time.sleep(0.01)
+        process.kill()
+        process.join()
+    setting = threading.Thread(target=event.set, daemon=True)
+    setting.start()
+    setting.join(60.0)
+    assert event.is_set()
+    assert not setting.is_alive()
+
+
 TRAINING = """
 import signal, sys, time
 from torch.utils.data import _utils
 from cellfeed import BlockShuffling, CellDataset, open_collection
+from cellfeed.dataset._workers import Event
 
 _utils.MP_STATUS_CHECK_INTERVAL = 3600  # as long as torch waits for workers that do not end
 path, how, context = sys.argv[1:]
