@@ -63,9 +63,8 @@ _MODULE_OF = {
         "_measuring._measurement": "Measurement measure",
         "_ranks": "FedRanks Ranks Scaling",
         "_result": "AutotuneInterrupted AutotuneResult Ranges",
-        "_results": "ConfigurationResult Constraints Dataset EntropyBits "
-        " LabelCensus LabelResult Nearest PrefetchResult Recommended Rival StorageOrder "
-        "Verdict",
+        "_results": "ConfigurationResult Constraints Dataset EntropyBits LabelCensus LabelResult "
+        "Nearest PrefetchResult Recommended Rival StorageOrder Verdict",
         "_storage_advice": "StorageAdvice epochs_until_paid",
         "_subject": "Tunable",
     }.items()

@@ -245,14 +245,12 @@ class AutotuneResult:
     @property
     def without_workers(self) -> ConfigurationResult | None:
         """The fastest that was timed without workers and meets the constraints."""
-        asked = self.constraints
         found = {
             each.cells_per_second.value: each
             for each in self.configurations
             if each.cells_per_second is not None
             and not each.configuration.num_workers
-            and asked.mixes(each.share_of_random)
-            and (each.peak_memory_bytes or 0) <= asked.memory_bytes
+            and self.constraints.allow(each)
         }
         return found[max(found)] if found else None
 

@@ -488,6 +488,11 @@ class Constraints:
         """Return whether a share of random sampling's entropy reaches the floor."""
         return share_of_random >= least_share(self.entropy_floor)
 
+    def allow(self, result: ConfigurationResult) -> bool:
+        """Return whether a configuration mixes well enough and fits in memory, if that is known."""
+        fits = (result.peak_memory_bytes or 0) <= self.memory_bytes
+        return fits and self.mixes(result.share_of_random)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:

@@ -115,8 +115,7 @@ def undecided(result: AutotuneResult) -> list[_Ratio]:
             if each is not result.chosen
             and each.cells_per_second is not None
             and each.relative is not None
-            and asked.mixes(each.share_of_random)
-            and (each.peak_memory_bytes or 0) <= asked.memory_bytes
+            and asked.allow(each)
         ]
         found.sort(key=lambda each: -each[1].value)
     return [each for each in found if is_undecided(each[1])]
