@@ -22,7 +22,6 @@ _PAGES = {
     "scipy.sparse.csr_matrix": "https://docs.scipy.org/doc/scipy/reference/generated/{}.html",
     "torch.Tensor": f"{_TORCH}/tensors.html",
     "torch.device": f"{_TORCH}/tensor_attributes.html",
-    "torch.distributed.device_mesh.DeviceMesh": f"{_TORCH}/distributed.html",
     "torch.dtype": f"{_TORCH}/tensor_attributes.html",
     "torch.utils.data.DataLoader": f"{_TORCH}/data.html",
     "torch.utils.data.Dataset": f"{_TORCH}/data.html",

@@ -5,8 +5,9 @@
     torchrun --nproc-per-node 4 examples/fsdp2.py 'plates/*.h5ad' other --replicas 2
 
 Each rank reads its own part of the epoch, also with hybrid sharding (``--replicas``): data differ
-along all dimensions of the mesh along which `fully_shard` divides or copies a model. Give a dataset
-the ``device_mesh`` of these where a model has other dimensions, too, such as a tensor-parallel one.
+along all dimensions of the mesh along which `fully_shard` divides or copies a model. Where a model
+has other dimensions, too, such as a tensor-parallel one, give a dataset ``rank`` and ``world_size``
+of the dimension along which data differ.
 The checkpoint is one of torch.distributed.checkpoint, and may be loaded by other numbers of ranks.
 """
 

@@ -259,7 +259,6 @@ MESH = {'init_device_mesh("cuda", (2, 4)': 'init_device_mesh("cpu", (1, 1)'}
 ON_GPU = {'load(device="cuda")': 'load(device="cpu")'}
 REPLACED = {
     "how-to/loaded.md": ON_GPU,
-    "how-to/training.md": MESH,
     "how-to/several_gpus.md": MESH,
 }
 # What only PyTorch 2.8 and newer have; with older ones, blocks with it are left out.

@@ -19,7 +19,7 @@ from cellfeed.collection import Collection
 from cellfeed.collection._indexables import count_rows, in_memory
 from cellfeed.collection._on_device import Delivery, DeviceRows
 from cellfeed.dataset import _parameters
-from cellfeed.dataset._loader import MinibatchLoader, loader_over, to_be_called
+from cellfeed.dataset._loader import MinibatchLoader, loader_over
 from cellfeed.dataset._parameters import AnyDtype, AnyTransform, ReadOptions
 from cellfeed.dataset._ranks import CommonSeed, Ranks
 from cellfeed.dataset._recommendation import Recommending, read_recommendation
@@ -47,8 +47,6 @@ from cellfeed.sampling import (
 )
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
     from cellfeed.rows._minibatch import Minibatch
 
 Minibatches: TypeAlias = Generator[Any, None, None]
@@ -110,12 +108,8 @@ class CellDataset(ResumableDataset):
         process reads everything. Beginning an epoch is then collective, as a barrier is: all ranks
         iterate, and what differs between them is an error on all. Look at minibatches of one rank
         with `peek`. Given values are not compared: ``rank=0, world_size=1`` reads everything, for a
-        dataset that one rank uses by itself.
-    device_mesh
-        The dimension of a `torch.distributed.device_mesh` along which the data differ, such as
-        ``mesh["dp"]``, in place of ``rank`` and ``world_size``. Ranks that differ only in other
-        dimensions, such as those of one tensor-parallel group, get identical minibatches. Ranks of
-        this dimension begin together.
+        dataset that one rank uses by itself. Ranks with the same values, such as those of one
+        tensor-parallel group, get identical minibatches.
     streams
         Divide an epoch into so many streams, a multiple of the number of ranks; if None, one for
         each rank. A rank joins the minibatches of its streams, so all ranks together deliver the
@@ -159,9 +153,9 @@ class CellDataset(ResumableDataset):
         ``world_size`` are invalid; ``dense``, ``dtype``, ``transform`` or ``read_options`` is given
         but does not apply to this collection; a function, a tokenizer or ``as_torch=False`` needs
         cells in memory, but they were loaded on a device; ``transform`` does not fit an element or
-        its dtype; or ``seed`` is None where ``world_size`` or ``device_mesh`` is given. Also when
-        an epoch begins: ranks begin different epochs, or ``streams`` is no multiple of their
-        number. And where an attribute is set, since all are fixed.
+        its dtype; or ``seed`` is None where ``world_size`` is given. Also when an epoch begins:
+        ranks begin different epochs, or ``streams`` is no multiple of their number. And where an
+        attribute is set, since all are fixed.
     DeliveryError
         When an epoch begins: a rank does not come.
 
@@ -202,12 +196,11 @@ class CellDataset(ResumableDataset):
         dtype: "AnyDtype | Mapping[str, AnyDtype] | None" = None,
         transform: AnyTransform | None = None,
         transform_threads: int = 0,
-        device_mesh: "DeviceMesh | None" = None,
         as_torch: bool = True,
         read_options: ReadOptions | None = None,
     ) -> None:
         n_rows = count_rows(collection, is_indexed=self._is_indexed)
-        super().__init__(Ranks(rank, world_size, device_mesh), streams)
+        super().__init__(Ranks(rank, world_size), streams)
         if not isinstance(strategy, SamplingStrategy):
             msg = f"`strategy` must be a SamplingStrategy, but got {strategy!r}"  # type: ignore[unreachable]
             raise ParameterError(msg)
@@ -441,7 +434,6 @@ class CellDataset(ResumableDataset):
             raise ParameterError(msg)
         return plan
 
-    @to_be_called
     def loader(self, num_workers: int | None = None, **options: Any) -> MinibatchLoader:
         """Return a DataLoader over the minibatches, whose position can be saved and restored.
 

@@ -15,7 +15,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cellfeed._errors import (
     DeliveryError,
@@ -27,9 +27,6 @@ from cellfeed._errors import (
     require_seed,
 )
 from cellfeed._torch import HAS_TORCH, dist, get_worker_info
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 Rank = tuple[int, int]  # rank, and the number of ranks
 # Seconds between two looks into the store: short at first, since ranks come almost at once.
@@ -53,33 +50,17 @@ class Ranks:
     ----------
     rank, world_size
         Both, or neither.
-    device_mesh
-        A dimension of a device mesh, in place of both.
 
     Raises
     ------
     ParameterError
-        One is given without the other, ``rank`` is outside [0, world_size), or a mesh has several
-        dimensions or does not contain this process.
+        One is given without the other, or ``rank`` is outside [0, world_size).
     """
 
-    def __init__(
-        self, rank: int | None, world_size: int | None, device_mesh: "DeviceMesh | None" = None
-    ) -> None:
+    def __init__(self, rank: int | None, world_size: int | None) -> None:
         self._given: Rank | None = None
-        self._is_of_mesh, self._group = device_mesh is not None, None
         self._told: Rank | None = None
         self._has_warned = False
-        if device_mesh is not None:
-            if rank is not None or world_size is not None:
-                msg = (
-                    f"`device_mesh` determines rank and world size, but got also {rank=}, "
-                    f"{world_size=}; leave these out"
-                )
-                raise ParameterError(msg)
-            self._given = _of_mesh(device_mesh)
-            self._group = device_mesh.get_group()
-            return
         if rank is None and world_size is None:
             return
         if rank is None or world_size is None:
@@ -97,16 +78,12 @@ class Ranks:
     @property
     def need_seed(self) -> str:
         """What was given that other processes share the order by, who are not asked; or empty."""
-        if self._is_of_mesh:
-            return "`device_mesh`"
         return "" if self._given in (None, (0, 1)) else f"world_size={self._given[1]}"
 
     @property
     def group(self) -> Any:
         """The process group in which ranks begin together; None for a rank by itself."""
-        group: Any = self._group
-        if self._given is None and _is_in_group():
-            group = dist.group.WORLD
+        group: Any = dist.group.WORLD if self._given is None and _is_in_group() else None
         return group if group is not None and group.size() > 1 else None
 
     def now(self) -> Rank:
@@ -138,7 +115,7 @@ class Ranks:
     def look(self) -> Rank:
         """Return rank and number of ranks as `now` does, without a warning."""
         if self._given is not None:
-            return self._given if self._is_of_mesh else self._checked(*self._given)
+            return self._checked(*self._given)
         if _is_in_group():
             return dist.get_rank(), dist.get_world_size()
         if self._told is not None and get_worker_info() is not None:
@@ -163,7 +140,7 @@ class Ranks:
 
     def __getstate__(self) -> dict[str, Any]:
         """In a worker process, they are those of the process that starts it."""
-        return vars(self) | {"_group": None, "_told": self.look()}
+        return vars(self) | {"_told": self.look()}
 
 
 class CommonSeed:
@@ -378,23 +355,6 @@ def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         is_nested = isinstance(each, Mapping)
         found |= flat(each, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": each}
     return found
-
-
-def _of_mesh(mesh: "DeviceMesh") -> Rank:
-    """Return rank and size in a mesh of one dimension."""
-    n_dimensions = getattr(mesh, "ndim", None)
-    if n_dimensions != 1 or not hasattr(mesh, "get_local_rank"):
-        msg = (
-            f"`device_mesh` must be a DeviceMesh with one dimension, but got {mesh!r}; give the "
-            "dimension along which data differ, such as mesh['dp']"
-        )
-        raise ParameterError(msg)
-    if mesh.get_coordinate() is None:
-        msg = f"`device_mesh` must contain this process, rank {dist.get_rank()}, but got {mesh!r}"
-        raise ParameterError(
-            f"{msg}; leave it out, or make the dataset only in processes of the mesh"
-        )
-    return mesh.get_local_rank(), mesh.size()
 
 
 def _is_in_group() -> bool:

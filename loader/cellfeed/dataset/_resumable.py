@@ -9,22 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, Literal, Self
-
-from numpy.typing import NDArray
+from typing import Any, Self
 
 from cellfeed._errors import ParameterError, StateError, require_positive
 from cellfeed._torch import IterableDataset, get_worker_info
 from cellfeed.dataset._ranks import CommonSeed, Ranks, begin_together, flat
 from cellfeed.dataset._run import Beginning, Epoch, Iteration, Position, Run
 from cellfeed.dataset._state import position_of, require_epoch, state_of
-from cellfeed.dataset._statistics import (
-    Statistics,
-    StatisticsHistory,
-    StatisticsLog,
-    ranges_of,
-    statistics_of,
-)
+from cellfeed.dataset._statistics import Statistics, StatisticsLog, statistics_of
 from cellfeed.decode import Counters
 from cellfeed.rows import Cells
 from cellfeed.rows._minibatch import refuse_collating
@@ -177,8 +169,6 @@ class ResumableDataset(IterableDataset[Any], ABC):
     def begun(self) -> Iterator[tuple[Beginning, Epoch]]:
         """Begin the next epoch, together with other ranks; it has not begun if the block fails."""
         refuse_second_division(self)
-        history = self._history()
-        history.every = getattr(self, "fetch_factor", 1)
         before = self._run.begin()
         try:
             position = before.upcoming.divided_among(self.streams or self.world_size)
@@ -305,32 +295,6 @@ class ResumableDataset(IterableDataset[Any], ABC):
         """
         return statistics_of(self._counters)
 
-    def history(self) -> dict[str, NDArray[Any]]:
-        """Return what was counted in each of the last thousand fetches.
-
-        Returns
-        -------
-        An array for each field of `Statistics`, of the work since the fetch before, shape
-        (n_fetches,), the latest last; times are seconds. ``time`` is when the training loop had
-        received the fetch, in seconds since 1970. Of interleaved datasets, a fetch is a minibatch.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from cellfeed import BlockShuffling, CellDataset
-        >>> dataset = CellDataset(np.arange(100), BlockShuffling(4), batch_size=10, fetch_factor=5)
-        >>> for minibatch in dataset:
-        ...     pass
-        >>> dataset.history()["n_minibatches"]
-        array([5, 5])
-        """
-        return self._history().arrays()
-
-    def _history(self) -> StatisticsHistory:
-        if self._run.history is None:
-            self._run.history = StatisticsHistory(self._counters)
-        return self._run.history
-
     def log_statistics(self, log: Any, *, every: int = 100) -> None:
         """Log statistics from now on, after every so many minibatches of the training loop.
 
@@ -364,31 +328,6 @@ class ResumableDataset(IterableDataset[Any], ABC):
         10 12
         """
         self._run.log = None if log is None else StatisticsLog(self._counters, log, every)
-
-    def annotate(self, profiler: Literal["torch", "nvtx"] | None) -> None:
-        """Show the stages of the work to a profiler as named ranges, or no more.
-
-        Ranges are named ``cellfeed: waiting`` (in the training loop, for the next minibatch),
-        ``cellfeed: making tensors`` and so on, as the stages of `Statistics`; compiled code that
-        reads, decompresses and places is one range in each of its threads. This applies to epochs
-        that begin afterwards. Without ranges, which is the default, nothing is measurable of this.
-
-        Parameters
-        ----------
-        profiler
-            "torch" for ranges of `torch.profiler.record_function`; "nvtx" for those of Nsight
-            Systems, which need a torch with CUDA.
-
-        Raises
-        ------
-        ParameterError
-            ``profiler`` is something else, or this torch has no NVTX.
-        ImportError
-            torch is not installed.
-        """
-        ranges = None if profiler is None else ranges_of(profiler)
-        for each in (self._counters, *self._counters.parts):
-            each.ranges = ranges
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the given epoch.

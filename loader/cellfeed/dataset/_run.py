@@ -16,7 +16,6 @@ from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from cellfeed._errors import DeliveryError
-from cellfeed.dataset._statistics import StatisticsHistory
 from cellfeed.decode import Counter, Counters
 from cellfeed.sampling import Progress
 
@@ -87,8 +86,8 @@ class Epoch:
         The run that it belongs to.
     counters
         Counters of minibatches and of waiting times.
-    after_each
-        Functions that are called after each minibatch.
+    log
+        Called after each minibatch, if given.
     """
 
     start: Position
@@ -96,7 +95,7 @@ class Epoch:
     # A reference cycle would keep shared memory open until garbage is collected.
     run: "weakref.ref[Run]"
     counters: Counters
-    after_each: tuple[Callable[[], object], ...] = ()
+    log: Callable[[], object] | None = None
     n_delivered: int = 0
 
     @property
@@ -120,8 +119,7 @@ class Epoch:
         try:
             while True:
                 try:
-                    with self.counters.range_of("waiting"):
-                        delivered = [next(minibatches)]
+                    delivered = [next(minibatches)]
                 except StopIteration:
                     break
                 before, now = now, time.perf_counter_ns()
@@ -130,8 +128,8 @@ class Epoch:
                 _warn_of_non_counts(self.counters)
                 self.n_delivered += 1
                 try:
-                    for call in self.after_each:
-                        call()
+                    if self.log is not None:
+                        self.log()
                 except BaseException:
                     self.n_delivered -= 1  # its consumer does not receive it
                     raise
@@ -188,7 +186,7 @@ class Run:
     ----------
     is_set
         Whether the epoch was set since the last iteration began.
-    history, log
+    log
         Called after each minibatch.
     """
 
@@ -196,7 +194,6 @@ class Run:
         self.upcoming = Position()
         self.latest: Epoch | None = None
         self.is_set = False
-        self.history: StatisticsHistory | None = None
         self.log: Callable[[], object] | None = None
         self._lock = threading.Lock()
 
@@ -230,13 +227,12 @@ class Run:
 
     def begun(self, position: Position, n_left: int, counters: Counters) -> Epoch:
         """Return the epoch that began at a position, of which it is the latest."""
-        calls = tuple(each for each in (self.history, self.log) if each is not None)
         self.latest = Epoch(
             start=position,
             n_left=n_left,
             run=weakref.ref(self),
             counters=counters,
-            after_each=calls,
+            log=self.log,
         )
         return self.latest
 

@@ -1,18 +1,11 @@
 """Counts and times of a dataset's work, stage by stage."""
 
-import time
-from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from operator import add, sub
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cellfeed._errors import ParameterError, require_positive
-from cellfeed._torch import require_torch, torch
 from cellfeed.decode import Counter, Counters
 
 
@@ -143,28 +136,6 @@ class Statistics:
 _NAMES = [each.name for each in fields(Statistics)]
 
 
-def ranges_of(profiler: str) -> Callable[[str], AbstractContextManager[Any]]:
-    """Return a function that makes a named range for a profiler; see `CellDataset.annotate`.
-
-    Raises
-    ------
-    ParameterError
-        There is no such profiler.
-    ImportError
-        torch is not installed.
-    """
-    require_torch("`annotate`")
-    if profiler == "torch":
-        return torch.profiler.record_function
-    if profiler != "nvtx":
-        msg = f"`profiler` must be 'torch', 'nvtx' or None, but got {profiler!r}"
-        raise ParameterError(msg)
-    if torch.version.cuda is None and torch.version.hip is None:
-        msg = "this torch has no NVTX, as it is built without CUDA; use annotate('torch')"
-        raise ParameterError(msg)
-    return torch.cuda.nvtx.range
-
-
 class StatisticsLog:
     """Logs the statistics of every so many minibatches.
 
@@ -205,56 +176,13 @@ class StatisticsLog:
 
 def statistics_of(counters: Counters) -> Statistics:
     """Return the work of a dataset, and of datasets that it is made of; times in seconds."""
-    counted, n = _values_of(counters).tolist(), Counter.PLANNING
-    seconds = [nanoseconds / 1e9 for nanoseconds in counted[n:]]
-    return Statistics(**dict(zip(_NAMES, [*counted[:n], *seconds], strict=True)))
-
-
-def _values_of(counters: Counters) -> NDArray[np.int64]:
     values = counters.values
-    of_loop = values[_OF_LOOP]
+    # What only the dataset counts that the training loop iterates over.
+    of_loop = [Counter.MINIBATCHES, Counter.WAITING, Counter.TRAINING]
+    own = values[of_loop]
     for each in counters.parts:
         values += each.values
-    values[_OF_LOOP] = of_loop
-    return values
-
-
-# What only the dataset counts that the training loop iterates over.
-_OF_LOOP = [Counter.MINIBATCHES, Counter.WAITING, Counter.TRAINING]
-# Fetches that are kept.
-_N_KEPT = 1000
-
-
-class StatisticsHistory:
-    """Counts at the end of each of the last fetches that the training loop received.
-
-    Parameters
-    ----------
-    counters
-        Counters of a dataset.
-    """
-
-    def __init__(self, counters: Counters) -> None:
-        self.counters, self.every = counters, 1
-        self._n_minibatches = 0  # since the last entry
-        # The first entry is the start.
-        self._times = deque([time.time()], _N_KEPT + 1)
-        self._counted = deque([np.zeros(len(Counter), np.int64)], _N_KEPT + 1)
-
-    def __call__(self) -> None:
-        """Count a minibatch; called after each."""
-        self._n_minibatches += 1
-        if self._n_minibatches < self.every:
-            return
-        self._n_minibatches = 0
-        self._times.append(time.time())
-        self._counted.append(_values_of(self.counters))
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what was counted in each fetch; see `CellDataset.history`."""
-        counted = np.diff(np.array(self._counted), axis=0)
-        found: dict[str, NDArray[Any]] = {"time": np.array(self._times)[1:]}
-        for counter, name in enumerate(_NAMES):
-            is_time = counter >= Counter.PLANNING
-            found[name] = counted[:, counter] / 1e9 if is_time else counted[:, counter]
-        return found
+    values[of_loop] = own
+    counted, n = values.tolist(), Counter.PLANNING
+    seconds = [nanoseconds / 1e9 for nanoseconds in counted[n:]]
+    return Statistics(**dict(zip(_NAMES, [*counted[:n], *seconds], strict=True)))

@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from multiprocessing.context import get_spawning_popen
@@ -64,7 +64,6 @@ class Counters:
         "_spawned",
         "has_warned_of",
         "parts",
-        "ranges",
     )
 
     def __init__(self, memory: mmap.mmap | None = None) -> None:
@@ -77,15 +76,10 @@ class Counters:
         self._spawned: _Spawned | None = None
         self.has_warned_of = set[int]()  # by number of the doubt
         self.parts: Sequence[Counters] = ()  # those of interleaved datasets
-        self.ranges: Callable[[str], AbstractContextManager[Any]] | None = None
 
     def add(self, counter: Counter, n: int) -> None:
         """Add to a counter."""
         kernels.count(self._addresses[counter], n)
-
-    def range_of(self, stage: str) -> AbstractContextManager[Any]:
-        """Show a block to a profiler as a range, if that is requested: if `ranges` are set."""
-        return nullcontext() if self.ranges is None else self.ranges(f"cellfeed: {stage}")
 
     def processor_time(self, counter: Counter) -> AbstractContextManager[None]:
         """Add the CPU time of this thread in a block."""
@@ -97,12 +91,11 @@ class Counters:
 
     @contextmanager
     def _timed(self, counter: Counter, clock: Callable[[], int]) -> Iterator[None]:
-        with self.range_of(counter.name.lower().replace("_", " ")):
-            begin = clock()
-            try:
-                yield
-            finally:
-                self.add(counter, clock() - begin)
+        begin = clock()
+        try:
+            yield
+        finally:
+            self.add(counter, clock() - begin)
 
     @property
     def values(self) -> NDArray[np.int64]:
@@ -130,7 +123,7 @@ class Counters:
         return n_undefined, n_fractional
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = (None, {"ranges": self.ranges, "parts": self.parts})
+        state = (None, {"parts": self.parts})
         if get_spawning_popen() is None or not hasattr(os, "memfd_create"):
             return Counters, (), state
         if self._spawned is None:

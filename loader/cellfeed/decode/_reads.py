@@ -418,8 +418,7 @@ class ChunkReads:
                 report[fields.FAILURE] = largest * fields.PER_CHUNK + fields.TOO_LARGE
                 return 0
             tables = (arrays, chunks, segments)
-            with decoder.counters.range_of("reading, decompressing, placing"):
-                return int(kernels.decode(*tables, functions, report, *buffers))
+            return int(kernels.decode(*tables, functions, report, *buffers))
 
         if decoder.threads is None:
             return work()

@@ -12,7 +12,7 @@ import pytest
 from tests.loader.matrices import random_csr
 from tests.loader.read_options import parameters_of
 
-from cellfeed import BlockShuffling, CellDataset, InterleavedDatasets, Statistics, open_collection
+from cellfeed import BlockShuffling, CellDataset, InterleavedDatasets, open_collection
 from cellfeed.stages import FetchStages
 from cellfeed.transforms import Log1p
 
@@ -170,36 +170,7 @@ def test_several_datasets_are_added_up(file):
 
 def test_a_copy_begins_anew(file):
     own = dataset(file)
-    assert own.history()["waiting"].shape == (0,)  # before the first fetch
     run(own)
     assert own.statistics().n_cells == N_CELLS
     copy = pickle.loads(pickle.dumps(own))
-    assert copy.statistics().n_cells == copy.history()["waiting"].size == 0
-
-
-class TestHistory:
-    @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.process)])
-    def test_is_what_the_statistics_are_fetch_by_fetch(self, num_workers):
-        own = numbers()
-        loader = own.loader(num_workers)
-        run(loader, loader)
-        found = own.history()
-        assert found["n_minibatches"].tolist() == [5] * 40
-        assert list(found) == ["time", *(each for each in Statistics.__dataclass_fields__)]
-        done = own.statistics()
-        assert found["waiting"].sum() == pytest.approx(done.waiting)
-        assert 0 < found["training"].sum() <= done.training
-        assert found["n_cells"].sum() <= done.n_cells
-        assert (np.diff(found["time"]) >= 0).all()
-
-    def test_has_the_last_thousand(self):
-        own = numbers(batch_size=1, fetch_factor=1)
-        run(own, own)
-        assert own.history()["n_minibatches"].tolist() == [1] * 1000
-
-    def test_of_interleaved_datasets_has_each_minibatch(self):
-        both = InterleavedDatasets([numbers(), numbers()])
-        run(both)
-        found = both.history()
-        assert found["n_cells"].sum() == 2_000
-        assert found["n_minibatches"].tolist() == [1] * 200
+    assert copy.statistics().n_cells == 0

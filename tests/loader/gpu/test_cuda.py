@@ -221,22 +221,6 @@ def test_a_training_resumes_exactly(collection, num_workers):
         torch.testing.assert_close(found[name], each)
 
 
-def test_ranges_of_nvtx(adata, collection, monkeypatch):
-    names, true_range = set[str](), torch.cuda.nvtx.range
-
-    def record(name, *arguments, **options):
-        names.add(name)
-        return true_range(name, *arguments, **options)
-
-    monkeypatch.setattr(torch.cuda.nvtx, "range", record)
-    dataset = dataset_of(collection)
-    dataset.annotate("nvtx")
-    for minibatch in dataset.loader(pin_memory=True):
-        assert_cells_of(adata, minibatch.to(DEVICE, dense=True, non_blocking=True))
-    assert {"cellfeed: waiting", "cellfeed: making tensors"} <= names
-    assert any("decompressing" in name for name in names)
-
-
 @pytest.mark.filterwarnings("ignore")  # Lightning warns of what this model does without
 def test_lightning(collection):
     pl: Any = pytest.importorskip("pytorch_lightning")

@@ -1,8 +1,5 @@
-"""Stages as ranges of profilers, and statistics in loggers."""
+"""Statistics in loggers."""
 
-import pickle
-import threading
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,84 +26,6 @@ def file(write_h5ad):
 
 def dataset_of(file, **options: Any):
     return CellDataset(open_collection(file), BlockShuffling(8), BATCH, 4, seed=0, **options)
-
-
-def same(minibatch):
-    return minibatch
-
-
-def profiled(minibatches):
-    with torch.profiler.profile() as profiler:
-        list(minibatches)
-    return {each.key: each.count for each in profiler.key_averages() if "cellfeed" in each.key}
-
-
-class TestRanges:
-    @pytest.mark.slow
-    def test_of_the_training_loop_in_the_profiler_of_torch(self, file):
-        """Also of a copy; none before, and none after they are switched off."""
-        dataset = dataset_of(file, batch_transform=same)
-        assert not profiled(dataset)
-        dataset.annotate("torch")
-        n = N // BATCH
-        for each in (dataset, pickle.loads(pickle.dumps(dataset))):
-            found = profiled(each)
-            assert found["cellfeed: waiting"] == n + 1  # the last one finds the end
-            assert found["cellfeed: making tensors"] == found["cellfeed: functions"] == n
-        dataset.annotate(None)
-        assert not profiled(dataset)
-
-    @pytest.mark.process
-    def test_of_the_loader(self, file):
-        dataset = dataset_of(file)
-        dataset.annotate("torch")
-        assert profiled(dataset.loader(num_workers=1))["cellfeed: waiting"] == N // BATCH + 1
-
-    @pytest.fixture
-    def nvtx(self, monkeypatch):
-        """Ranges of all threads, as NVTX gets them."""
-        begun = list[tuple[str, int]]()
-
-        @contextmanager
-        def record(name):
-            begun.append((name, threading.get_ident()))
-            yield
-
-        monkeypatch.setattr(torch.version, "cuda", "13.0")
-        monkeypatch.setattr(torch.cuda.nvtx, "range", record)
-        return begun
-
-    def test_of_all_threads_in_nvtx(self, file, nvtx):
-        dataset = dataset_of(file, dense=True)
-        dataset.annotate("nvtx")
-        list(dataset)
-        names = {name for name, _ in nvtx}
-        assert names >= {
-            f"cellfeed: {each}"
-            for each in (
-                "waiting", "planning", "reading, decompressing, placing", "densifying",
-                "making tensors",
-            )
-        }  # fmt: skip
-        here = threading.get_ident()
-        assert {name for name, thread in nvtx if thread == here} >= {"cellfeed: waiting"}
-        assert any(thread != here for name, thread in nvtx if "decompressing" in name)
-
-    def test_of_interleaved_datasets(self, file, nvtx):
-        mixed = InterleavedDatasets([dataset_of(file), dataset_of(file)])
-        mixed.annotate("nvtx")
-        list(mixed)
-        assert {name for name, _ in nvtx} >= {"cellfeed: waiting", "cellfeed: making tensors"}
-
-    def test_nvtx_needs_cuda(self, file):
-        if torch.version.cuda or torch.version.hip:
-            pytest.skip("this torch has NVTX")
-        with pytest.raises(ParameterError, match="this torch has no NVTX"):
-            dataset_of(file).annotate("nvtx")
-
-    def test_other_profilers_are_refused(self, file):
-        with pytest.raises(ParameterError, match="`profiler` must be 'torch', 'nvtx' or None"):
-            dataset_of(file).annotate("perf")
 
 
 class Writer:
