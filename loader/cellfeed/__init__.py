@@ -36,6 +36,7 @@ if typing.TYPE_CHECKING:
     from cellfeed.dataset import Statistics as Statistics
     from cellfeed.genes import highly_variable_genes as highly_variable_genes
     from cellfeed.genes import qc_metrics as qc_metrics
+    from cellfeed.perturbation import MatchedControls as MatchedControls
     from cellfeed.perturbation import PerturbationSplit as PerturbationSplit
     from cellfeed.perturbation import perturbation_datasets as perturbation_datasets
     from cellfeed.perturbation import perturbation_split as perturbation_split
@@ -52,7 +53,6 @@ if typing.TYPE_CHECKING:
     from cellfeed.sampling import EpochPlan as EpochPlan
     from cellfeed.sampling import Fetch as Fetch
     from cellfeed.sampling import GroupedSampling as GroupedSampling
-    from cellfeed.sampling import MatchedControls as MatchedControls
     from cellfeed.sampling import SamplingStrategy as SamplingStrategy
     from cellfeed.sampling import Streaming as Streaming
     from cellfeed.storages.huggingface import HuggingFaceSource as HuggingFaceSource
@@ -85,7 +85,7 @@ _MODULE_OF = {
     "HuggingFaceSource": "cellfeed.storages.huggingface",
     "InterleavedDatasets": "cellfeed.dataset",
     "Loaded": "cellfeed.storages.postgres._load_database",
-    "MatchedControls": "cellfeed.sampling",
+    "MatchedControls": "cellfeed.perturbation",
     "MemoryMapSource": "cellfeed.storages.memory_maps",
     "Minibatch": "cellfeed.rows._minibatch",
     "NumericColumn": "cellfeed.rows",

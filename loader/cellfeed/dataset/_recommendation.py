@@ -4,6 +4,7 @@ import json
 import math
 import os
 import platform
+import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -69,7 +70,8 @@ class Recommendation:
             align = self.settings["align"]
             return sampling.BlockShuffling(block_size, indices=indices, align=align)
         name = tuned["name"]
-        kind: Any = getattr(sampling, name, None)
+        # By its name in the package, since an extension may have it.
+        kind: Any = getattr(sys.modules["cellfeed"], name, None)
         missing = tuned["arrays"] if kind else ["parameters"]
         if missing:
             msg = (

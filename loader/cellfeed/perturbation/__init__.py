@@ -30,9 +30,10 @@ from cellfeed.collection import (
     located,
 )
 from cellfeed.extending import FormatError, ParameterError, PathError, pd, require_one_of
+from cellfeed.perturbation._controls import MatchedControls
 from cellfeed.sampling import named_values
 
-__all__ = ["PerturbationSplit", "perturbation_datasets", "perturbation_split"]
+__all__ = ["MatchedControls", "PerturbationSplit", "perturbation_datasets", "perturbation_split"]
 
 Part = Literal["train", "val", "test"]
 _PARTS: tuple[str, ...] = get_args(Part)

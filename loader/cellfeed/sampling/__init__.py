@@ -13,13 +13,26 @@ from cellfeed.sampling._base import (
     MatchedOrder,
     Progress,
     SamplingStrategy,
+    WithOthers,
+    n_available,
     sorted_indices,
 )
 from cellfeed.sampling._block_shuffling import BlockShuffling, ChunkStarts, Streaming
 from cellfeed.sampling._grouped import GroupedSampling
-from cellfeed.sampling._labels import factorized, named_values
-from cellfeed.sampling._matched import MatchedControls, WithOthers
-from cellfeed.sampling._permutation import Permutation, derive_key, random_below, random_words
+from cellfeed.sampling._labels import (
+    column_of,
+    combined_codes,
+    factorized,
+    label_codes,
+    named_values,
+)
+from cellfeed.sampling._permutation import (
+    Permutation,
+    derive_key,
+    permute_within,
+    random_below,
+    random_words,
+)
 from cellfeed.sampling._plan import EpochPlan, Fetch, Share
 from cellfeed.sampling._weighted import BlockWeightedSampling, ClassBalancedSampling
 
@@ -35,7 +48,6 @@ __all__ = [
     "EpochPlan",
     "Fetch",
     "GroupedSampling",
-    "MatchedControls",
     "MatchedOrder",
     "Permutation",
     "Progress",
@@ -43,9 +55,14 @@ __all__ = [
     "Share",
     "Streaming",
     "WithOthers",
+    "column_of",
+    "combined_codes",
     "derive_key",
     "factorized",
+    "label_codes",
+    "n_available",
     "named_values",
+    "permute_within",
     "random_below",
     "random_words",
     "sorted_indices",

@@ -3,9 +3,9 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -180,6 +180,45 @@ class SamplingStrategy(ABC):
         ``n_rows`` need not be counted. The default is 0.
         """
         return 0
+
+
+class WithOthers(SamplingStrategy):
+    """A strategy whose cells another one chooses, and with which others come."""
+
+    strategy: SamplingStrategy
+    block_size: int | None
+
+    @property
+    def indices(self) -> NDArray[np.int64] | None:
+        """The rows that the strategy may visit; None if it has no ``indices``."""
+        found: NDArray[np.int64] | None = getattr(self.strategy, "indices", None)
+        return found
+
+    @property
+    def shuffles_fetch(self) -> bool:
+        """Whether the strategy's cells are mixed in memory."""
+        return self.strategy.shuffles_fetch
+
+    @property
+    def n_together(self) -> int:
+        """Number of cells that the strategy keeps together."""
+        return self.strategy.n_together
+
+    def prepared_bytes(self, n_rows: int) -> int:
+        """Return how much memory the strategy's order takes, in bytes."""
+        return self.strategy.prepared_bytes(n_rows)
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _take_block_size(self) -> None:
+        """Give the block size to the strategy, or take that of the strategy."""
+        own = getattr(self.strategy, "block_size", None)
+        if self.block_size is None:
+            self._set(block_size=own)
+        elif own not in (None, self.block_size):
+            self._set(strategy=replace(cast(Any, self.strategy), block_size=self.block_size))
 
 
 # The sizes of blocks.

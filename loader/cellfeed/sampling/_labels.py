@@ -146,7 +146,7 @@ def codes_of_columns(collection: Any, names: tuple[str, ...], indices: ArrayLike
     ColumnError
         obs has no such column.
     """
-    codes = combined([label_codes(column_of(collection, name)) for name in names])
+    codes = combined_codes([label_codes(column_of(collection, name)) for name in names])
     if indices is None:
         return codes
     n_available(indices, codes.size)
@@ -162,7 +162,7 @@ def not_bound(labels: Any) -> ParameterError:
     )
 
 
-def combined(columns: list[Codes]) -> Codes:
+def combined_codes(columns: list[Codes]) -> Codes:
     """Return a code for each combination of codes, -1 if one is missing.
 
     Raises

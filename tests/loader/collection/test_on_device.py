@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from tests.loader.collection.stored import collections_of, write_files
 from tests.loader.collection.test_load import RaggedAndImages, bits, memory_files, strategies
 from tests.loader.dataset.torchrun import torchrun
+from tests.loader.sampling.epochs import WithNext
 
 from cellfeed import (
     BlockShuffling,
     CellDataset,
     InterleavedDatasets,
-    MatchedControls,
     ParameterError,
     Streaming,
     open_collection,
@@ -228,7 +228,7 @@ ORDERS: dict[str, dict[str, Any]] = {
     "a rank": {"rank": 1, "world_size": 3},
     "whole minibatches": {"drop_last": True, "batch_size": 7},
     "threads": {"batch_transform": lambda batch: batch, "transform_threads": 2},
-    "controls": {"strategy": MatchedControls(BlockShuffling(4), "label", "a", "plate", k=2)},
+    "companions": {"strategy": WithNext(BlockShuffling(4))},
 }
 
 

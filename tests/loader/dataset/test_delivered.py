@@ -22,7 +22,6 @@ from cellfeed import (
     Cells,
     ColumnError,
     InterleavedDatasets,
-    MatchedControls,
     Minibatch,
     ParameterError,
     StateError,
@@ -32,6 +31,7 @@ from cellfeed import (
 from cellfeed.stages import FetchStages
 from cellfeed.transforms import Log1p
 
+MatchedControls = pytest.importorskip("cellfeed.perturbation").MatchedControls
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.loader.sampling.epochs import epoch_of
 
 from cellfeed import (
     BlockShuffling,
@@ -332,3 +333,10 @@ def test_labels_of_any_kind_give_the_same_pairs(labels):
         for each in kinds
     }
     assert len(drawn) == 1
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=40).map(sorted), st.integers(0, 2**64 - 1))
+def test_a_treated_cell_that_is_given_twice_counts_twice(indices, key):
+    treatment = ["a"] * 31 + ["none"]
+    strategy = MatchedControls(Streaming(indices), treatment, "none", control_indices=[31])
+    assert np.sort(epoch_of(strategy, 32, key)).tolist() == indices

@@ -8,23 +8,23 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._errors import ParameterError, require_list, require_one_of, require_positive
-from cellfeed.sampling._base import (
+from cellfeed.extending import ParameterError, require_list, require_one_of, require_positive
+from cellfeed.sampling import (
     ABSENT_BY_DEFAULT,
     MatchedOrder,
     SamplingStrategy,
-    n_available,
-    sorted_indices,
-)
-from cellfeed.sampling._labels import (
-    Codes,
+    WithOthers,
     column_of,
-    combined,
+    combined_codes,
+    derive_key,
     factorized,
     label_codes,
+    n_available,
     named_values,
+    permute_within,
+    random_words,
+    sorted_indices,
 )
-from cellfeed.sampling._permutation import derive_key, permute_within, random_words
 
 Redraw = Literal["visit", "epoch", "never"]
 Integers = NDArray[np.int64]
@@ -34,45 +34,6 @@ _MOST_SHOWN = 5  # values in a message
 
 # Purposes of the random streams of one epoch; those of the strategy of treated cells are smaller.
 _RUN, _START, _WITHIN_RUN, _ALWAYS = range(1000, 1004)
-
-
-class WithOthers(SamplingStrategy):
-    """A strategy whose cells another one chooses, and with which others come."""
-
-    strategy: SamplingStrategy
-    block_size: int | None
-
-    @property
-    def indices(self) -> NDArray[np.int64] | None:
-        """The rows that the strategy may visit; None if it has no ``indices``."""
-        found: NDArray[np.int64] | None = getattr(self.strategy, "indices", None)
-        return found
-
-    @property
-    def shuffles_fetch(self) -> bool:
-        """Whether the strategy's cells are mixed in memory."""
-        return self.strategy.shuffles_fetch
-
-    @property
-    def n_together(self) -> int:
-        """Number of cells that the strategy keeps together."""
-        return self.strategy.n_together
-
-    def prepared_bytes(self, n_rows: int) -> int:
-        """Return how much memory the strategy's order takes, in bytes."""
-        return self.strategy.prepared_bytes(n_rows)
-
-    def _set(self, **values: Any) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
-    def _take_block_size(self) -> None:
-        """Give the block size to the strategy, or take that of the strategy."""
-        own = getattr(self.strategy, "block_size", None)
-        if self.block_size is None:
-            self._set(block_size=own)
-        elif own not in (None, self.block_size):
-            self._set(strategy=changed(cast(Any, self.strategy), block_size=self.block_size))
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,7 +240,7 @@ class MatchedControls(WithOthers):
     def _match(self, name: str, treatment: Any, within: Sequence[Any]) -> "ControlPools":
         """Return the pools, and let the strategy visit treated cells only."""
         kinds = self._kinds(name, treatment)
-        pool_of = combined([label_codes(each) for each in within] or [0 * kinds])
+        pool_of = combined_codes([label_codes(each) for each in within] or [0 * kinds])
         if pool_of.size != kinds.size:
             msg = (
                 f"`within` must have one value for each of {kinds.size:,} cells, but got "
@@ -400,7 +361,7 @@ class ControlPools:
 
     rows: NDArray[np.signedinteger[Any]]
     starts: Integers
-    pool_of: Codes
+    pool_of: NDArray[np.signedinteger[Any]]
     made_for: str
 
 
