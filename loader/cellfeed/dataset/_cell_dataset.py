@@ -238,10 +238,13 @@ class CellDataset(ResumableDataset):
             transform=transform,
             read_options=read_options,
         )
-        if self.strategy.n_companions:
-            _parameters.require_taken_here(
-                collection, is_taken_here=self._is_read_ahead and self._is_taken_here
+        if self.strategy.n_companions and not (self._is_read_ahead and self._is_taken_here):
+            msg = (
+                "controls and neighbours come beside the cells of a Collection, which cellfeed "
+                f"reads and takes minibatches from, but got a {type(collection).__name__}; open it "
+                "with `open_collection`, and change minibatches in `batch_transform`"
             )
+            raise ParameterError(msg)
         if not isinstance(read_options, ReadOptions | None):
             msg = f"`read_options` must be ReadOptions, but got {read_options!r}"  # type: ignore[unreachable]
             raise ParameterError(msg)
@@ -756,7 +759,13 @@ class CellDataset(ResumableDataset):
         ):
             batch = self._taken_from(fetched, indices)
         if companions is not None:
-            _parameters.require_cells(batch)
+            if not isinstance(batch, Cells):
+                msg = (
+                    "`fetch_transform` must return Cells if others come with them, but a minibatch "
+                    f"is {type(batch).__name__}; return Cells, or change minibatches in "
+                    "`batch_transform`"
+                )
+                raise ParameterError(msg)
             batch = replace(batch, **{self.strategy.companion_name: fetched[companions]})
         self._counters.add(Counter.CELLS, len(indices))
         return self._made(batch, dense=self.dense) if isinstance(batch, Cells) else batch

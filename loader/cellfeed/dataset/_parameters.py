@@ -17,7 +17,7 @@ from cellfeed.collection import Collection
 from cellfeed.decode import Verify
 from cellfeed.fetch import RowTransform, Transforms, as_stored, split_steps
 from cellfeed.machine import usable_memory_bytes
-from cellfeed.rows import Cells, Dtypes, Element
+from cellfeed.rows import Dtypes, Element
 from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
 
 AnyDtype: TypeAlias = "DTypeLike | torch.dtype"
@@ -105,39 +105,6 @@ def require_that_they_apply(collection: Any, *, is_read_here: bool, **given: obj
             "`dense`, `dtype`, `transform` and `read_options` apply only when cellfeed reads a "
             f"Collection, but got {ignored} with {reader}; leave it out, and convert in "
             "`batch_transform`"
-        )
-        raise ParameterError(msg)
-
-
-def require_taken_here(collection: Any, *, is_taken_here: bool) -> None:
-    """Check that companions can be delivered beside the cells of a minibatch.
-
-    Raises
-    ------
-    ParameterError
-        It is not a `Collection`, or a function of the user reads it or makes minibatches.
-    """
-    if not isinstance(collection, Collection) or not is_taken_here:
-        msg = (
-            "controls and neighbours come beside the cells of a Collection, which cellfeed reads "
-            f"and takes minibatches from, but got a {type(collection).__name__}; open it with "
-            "`open_collection`, and change minibatches in `batch_transform`"
-        )
-        raise ParameterError(msg)
-
-
-def require_cells(batch: object) -> None:
-    """Check that a minibatch can have companions.
-
-    Raises
-    ------
-    ParameterError
-        It was taken from something else than `Cells`.
-    """
-    if not isinstance(batch, Cells):
-        msg = (
-            f"`fetch_transform` must return Cells if others come with them, but a minibatch is "
-            f"{type(batch).__name__}; return Cells, or change minibatches in `batch_transform`"
         )
         raise ParameterError(msg)
 
