@@ -27,7 +27,6 @@ from cellfeed.sampling._permutation import (
     Permutation,
     derive_key,
     permute_within,
-    random_below,
     random_words,
 )
 from cellfeed.sampling._weighted import (
@@ -40,12 +39,12 @@ from cellfeed.sampling._weighted import (
     require_some,
 )
 
-Leftover = Literal["drop", "pad", "smaller"]
+Leftover = Literal["drop", "pad"]
 Integers = NDArray[np.int64]
 Rows = NDArray[np.signedinteger[Any]]
 
 # Purposes of the random streams of one epoch.
-_SET_ORDER, _GROUPS, _FIRST_CELL, _BLOCK_ORDER, _FIRST_LEFT = range(5)
+_SET_ORDER, _GROUPS, _FIRST_CELL, _BLOCK_ORDER = range(4)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +76,7 @@ class GroupedSampling(SamplingStrategy):
         What to do if the cells of a group do not fill its last set. "drop" leaves them out, other
         cells in each epoch, and with them all groups with fewer than ``set_size`` cells. "pad"
         repeats cells of the group until the last set is full, and no cell comes twice in a set if
-        the group has at least ``set_size`` cells. "smaller" puts them into smaller sets, one after
-        another: some ``set_size`` consecutive cells are then of several groups, and a smaller set
-        that does not fit continues in the next ``set_size`` cells. In total, fewer than
-        ``set_size`` cells are left out, other cells in each epoch.
+        the group has at least ``set_size`` cells.
     weights
         How often groups come. If None, each group comes as often as its cells fill sets. If
         "equal", all groups come equally often. Weights of cells, given as in
@@ -158,7 +154,7 @@ class GroupedSampling(SamplingStrategy):
         require_length("labels", np.size(self.labels), self.indices, n_rows)
         if self.weights is not None and not _is_equal(self.weights):
             require_length("weights", np.size(self.weights), self.indices, n_rows)
-        return (self.n_sets or groups.n_sets_of_all) * self.set_size
+        return (self.n_sets or int(groups.n_sets.sum())) * self.set_size
 
     def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
         """Return the sets of one epoch, which keep a number for each group."""
@@ -198,12 +194,6 @@ class GroupedSampling(SamplingStrategy):
             )
             raise ParameterError(msg)
         require_one_of("leftover", self.leftover, get_args(Leftover))
-        if self.leftover == "smaller" and self.weights is not None:
-            msg = (
-                "leftover='smaller' visits each cell once, but `weights` do not; leave one of "
-                "them out"
-            )
-            raise ParameterError(msg)
         if self.n_sets is not None and self.weights is None:
             msg = (
                 f"n_sets={self.n_sets} needs `weights`, since without them each cell comes once; "
@@ -214,7 +204,9 @@ class GroupedSampling(SamplingStrategy):
     def _groups_of(self, codes: Codes) -> "_Groups":
         rows = np.arange(codes.size) if self.indices is None else np.asarray(self.indices)
         codes = of_cells(codes, self.indices, "labels")
-        members = _by_code(codes)[np.count_nonzero(codes < 0) :]
+        # 16 bits or less, if there are so few groups, are what NumPy sorts fast.
+        numbered = (codes.astype(np.int64) + 1).astype(np.min_scalar_type(int(codes.max()) + 1))
+        members = np.argsort(numbered, kind="stable")[np.count_nonzero(codes < 0) :]
         if not members.size:
             msg = (
                 f"`labels` leave nothing to visit, since none of {codes.size:,} cells has a "
@@ -225,13 +217,9 @@ class GroupedSampling(SamplingStrategy):
         n_sets = sizes // self.set_size
         if self.leftover == "pad":
             n_sets = -(-sizes // self.set_size)
-        n_left = sizes - n_sets * self.set_size if self.leftover == "smaller" else 0 * sizes
-        n_sets_of_all = int(n_sets.sum() + n_left.sum() // self.set_size)
-        if not n_sets_of_all:
-            what = "all groups" if self.leftover == "smaller" else "the largest group"
-            most = sizes.sum() if self.leftover == "smaller" else sizes.max()
+        if not n_sets.any():
             msg = (
-                f"`set_size <= {most}` (cells of {what}) must hold, but got "
+                f"`set_size <= {sizes.max()}` (cells of the largest group) must hold, but got "
                 f"set_size={self.set_size}; or fill sets with leftover='pad'"
             )
             raise ParameterError(msg)
@@ -249,8 +237,6 @@ class GroupedSampling(SamplingStrategy):
             rows=rows[members].astype(dtype),
             starts=np.concatenate([[0], np.cumsum(sizes)]),
             n_sets=n_sets,
-            n_sets_of_all=n_sets_of_all,
-            left_ends=np.cumsum(n_left),
             weights=self._weights_of(codes, n_sets),
         )
 
@@ -276,16 +262,6 @@ class GroupedSampling(SamplingStrategy):
         return groups
 
 
-def _by_code(codes: Codes) -> NDArray[np.intp]:
-    """Return the cells sorted by code, 16 bits at a time, which NumPy sorts fast."""
-    shifted = codes.astype(np.int64) + 1  # of which none is negative
-    order = np.argsort(shifted.astype(np.uint16), kind="stable")
-    for shift in range(16, int(shifted.max()).bit_length(), 16):
-        digit = (shifted >> shift).astype(np.uint16)
-        order = order[np.argsort(digit[order], kind="stable")]
-    return order
-
-
 def _is_equal(weights: ArrayLike | str) -> bool:
     return isinstance(weights, str) and weights == "equal"
 
@@ -301,10 +277,6 @@ class _Groups(NamedTuple):
         Start of each group in ``rows``, shape (n_groups + 1,).
     n_sets
         Number of sets that each group fills, shape (n_groups,).
-    n_sets_of_all
-        Sum of ``n_sets``, plus the sets that smaller sets fill together.
-    left_ends
-        Cumulative number of cells for smaller sets, shape (n_groups,).
     weights
         Weight of each group; None if groups come as often as they fill sets.
     """
@@ -312,8 +284,6 @@ class _Groups(NamedTuple):
     rows: Rows
     starts: Integers
     n_sets: Integers
-    n_sets_of_all: int
-    left_ends: Integers
     weights: NDArray[np.float64] | None
 
 
@@ -353,19 +323,6 @@ class _SetOrder:
         slots, within = np.divmod(positions.ravel(), self.set_size)
         distinct, place = np.unique(slots, return_inverse=True)
         sets = self.permute(distinct)
-        n_whole = int(self.bounds[-1])
-        if distinct.size == 0 or int(sets.max()) < n_whole:
-            rows = self._in_sets(sets, place, within)
-        else:
-            rows = np.empty(within.size, self.groups.rows.dtype)
-            is_whole = sets[place] < n_whole
-            rows[is_whole] = self._in_sets(sets, place[is_whole], within[is_whole])
-            numbers = (sets[place] - n_whole) * self.set_size + within
-            rows[~is_whole] = self._left(numbers[~is_whole])
-        return rows.astype(np.int64).reshape(positions.shape)
-
-    def _in_sets(self, sets: Integers, place: NDArray[np.intp], within: Integers) -> Rows:
-        """Return rows of whole sets, from the number of the set and the place in it."""
         groups = np.searchsorted(self.bounds[:-1], sets, side="right") - 1
         n_sets = np.maximum(self.groups.n_sets[groups], 1)
         # A group that has come as often as its cells fill sets begins anew.
@@ -390,26 +347,9 @@ class _SetOrder:
         blocks = np.where(
             is_last, blocks, permute_within(np.where(is_last, 0, blocks), n_blocks, keys[place])
         )
-        cells = self._firsts(keys, sizes)[place] + blocks * self.block_size + in_block
+        firsts = random_words(derive_key(self.key, _FIRST_CELL), keys)
+        first = (firsts % sizes.astype(np.uint64)).astype(np.int64)[place]
+        cells = first + blocks * self.block_size + in_block
         starts = self.groups.starts[groups][place]
         rows: Rows = self.groups.rows[starts + cells % sizes[place]]
-        return rows
-
-    def _left(self, numbers: Integers) -> Rows:
-        """Return rows of smaller sets, from their numbers among all rows not in whole sets."""
-        ends = self.groups.left_ends
-        start = random_below(derive_key(self.key, _FIRST_LEFT), int(ends[-1]))
-        numbers = (numbers + start) % ends[-1]
-        groups = np.searchsorted(ends, numbers, side="right")
-        sizes = np.diff(self.groups.starts)[groups]
-        keys = random_words(derive_key(self.key, _BLOCK_ORDER), groups)
-        keys = random_words(derive_key(self.key, _BLOCK_ORDER, 1), keys)
-        # The last cells of those from the first on, of which whole sets have the others.
-        cells = self._firsts(keys, sizes) + sizes - (ends[groups] - numbers)
-        rows: Rows = self.groups.rows[self.groups.starts[groups] + cells % sizes]
-        return rows
-
-    def _firsts(self, keys: NDArray[np.uint64], sizes: Integers) -> Integers:
-        """Return the first cell of each group's first block."""
-        firsts = random_words(derive_key(self.key, _FIRST_CELL), keys) % sizes.astype(np.uint64)
-        return firsts.astype(np.int64)
+        return rows.astype(np.int64).reshape(positions.shape)

@@ -32,10 +32,10 @@ def sets_of(strategy: GroupedSampling, n_rows: int, key: int = 0) -> np.ndarray:
 
 @st.composite
 def grouped(draw, *, fills=None):
-    """Labels, the size of sets, and of blocks; a "group" or all "labelled" cells fill a set."""
+    """Labels, the size of sets, and of blocks; if required, a "group" fills a set."""
     labels = np.array([draw(st.integers(0, 4)), *draw(st.lists(st.integers(-1, 4), max_size=59))])
     sizes = np.bincount(labels[labels >= 0])
-    most = {None: 16, "group": int(sizes.max()), "labelled": int(sizes.sum())}[fills]
+    most = {None: 16, "group": int(sizes.max())}[fills]
     block_size = draw(st.integers(1, min(4, most)))
     return labels, draw(st.integers(1, min(4, most // block_size))) * block_size, block_size
 
@@ -45,7 +45,7 @@ def test_cells_that_no_epoch_visits_are_told(case):
     labels, size, _ = case
     sizes = np.bincount(labels[labels >= 0])
     lost = sizes[(sizes > 0) & (sizes < size)]
-    for leftover in ("drop", "pad", "smaller"):
+    for leftover in ("drop", "pad"):
         with warnings.catch_warnings(record=True, action="always") as caught:
             GroupedSampling(labels, size, leftover=leftover)
         told = [str(each.message) for each in caught if "set_size" in str(each.message)]
@@ -85,31 +85,6 @@ class TestSets:
         assert not counts[labels < 0].any()
         n_distinct = [np.unique(each).size for each in sets]
         assert n_distinct == np.minimum(size, sizes[groups[:, 0]]).tolist()
-
-    @given(grouped(fills="labelled"), keys)
-    def test_are_smaller_where_a_group_fills_none(self, case, key):
-        labels, size, block_size = case
-        sizes = np.bincount(labels[labels >= 0])
-        strategy = GroupedSampling(labels, size, block_size, leftover="smaller")
-        sets = sets_of(strategy, labels.size, key)
-        groups = labels[sets]
-        assert sets.shape[0] == sizes.sum() // size
-        assert np.unique(sets).size == sets.size
-        assert (groups >= 0).all()
-        is_whole = (groups == groups[:, :1]).all(axis=1)
-        n_whole = np.bincount(groups[is_whole, 0], minlength=sizes.size)
-        assert (n_whole >= sizes // size).all()
-        for each in groups[~is_whole]:
-            # A group's cells follow each other, but where the first set of all was begun in it.
-            assert np.count_nonzero(np.diff(each)) <= np.unique(each).size
-
-    def test_smaller_ones_leave_out_others_in_each_epoch(self):
-        labels = np.repeat(np.arange(9), 5)
-        strategy = GroupedSampling(labels, 4, leftover="smaller")
-        assert strategy.n_positions(45) == 44
-        left = {frozenset(range(45)) - set(sets_of(strategy, 45, key).ravel()) for key in range(99)}
-        assert all(len(each) == 1 for each in left)
-        assert len(left) > 25
 
     @pytest.mark.parametrize("block_size", [1, 2, 4])
     def test_are_made_of_blocks_of_neighbours_in_the_group(self, block_size):
@@ -249,7 +224,7 @@ def test_sizes_that_are_none(name, value):
 
 NOT_SAMPLED: list[tuple[list[int], dict[str, Any], str]] = [
     ([0] * 8, {"set_size": 6, "block_size": 4}, "`set_size` must be a multiple of `block_size`"),
-    ([0, 0], {"leftover": "keep"}, r"one of 'drop', 'pad', 'smaller', but got 'k"),
+    ([0, 0], {"leftover": "keep"}, r"one of 'drop', 'pad', but got 'k"),
     ([0, 0], {"n_sets": 3}, "n_sets=3 needs `weights`"),
     ([0, 0, 1], {"set_size": 3}, r"`set_size <= 2` .* got set_size=3; or fill"),
     ([0, -1], {"set_size": 1, "indices": [1]}, "none of 1 cells has a label"),
@@ -257,8 +232,6 @@ NOT_SAMPLED: list[tuple[list[int], dict[str, Any], str]] = [
     ([0, 0, 1], {"weights": [0, 0, 1]}, "`weights` leave nothing"),
     ([0, 0, 1], {"weights": [0, 0]}, "`weights` must have one value for each .* but got 2"),
     ([0, 0, 1], {"weights": "even"}, "`weights` must be one-dimensional"),
-    ([0, 0, 1], {"weights": "equal", "leftover": "smaller"}, "'smaller' visits each cell once"),
-    ([0, 0, 1], {"set_size": 4, "leftover": "smaller"}, r"`set_size <= 3` \(cells of all groups\)"),
     ([0] * 100, {"set_size": 8}, "multiple of 8, .*, but got batch_size=12"),
 ]
 

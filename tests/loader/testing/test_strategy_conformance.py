@@ -122,16 +122,14 @@ class TestGroupedSampling(StrategyConformance):
             labels = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 5, n)
             block_size, leftover = (
                 draw(st.integers(1, 3)),
-                draw(st.sampled_from(["drop", "pad", "smaller"])),
+                draw(st.sampled_from(["drop", "pad"])),
             )
             size = block_size * draw(st.integers(1, 4))
-            weights = None if leftover == "smaller" else draw(st.sampled_from([None, "equal"]))
+            weights = draw(st.sampled_from([None, "equal"]))
             n_sets = None if weights is None else draw(st.none() | st.integers(1, 2 * n))
-            if (n if leftover == "smaller" else np.bincount(labels).max()) < size:
+            if np.bincount(labels).max() < size:
                 leftover = "pad"
             of_group = np.bincount(labels) // size
-            if leftover == "smaller":
-                of_group = np.array([n // size])
             if leftover == "pad":
                 of_group = -(-np.bincount(labels) // size)
             return StrategyCase(
