@@ -386,7 +386,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         The counts, with the names of genes and cells and the obs columns of the data module, whose
         categories are those that these cells have.
         """
-        columns = self.collection.read_obs([*dict.fromkeys([*self._keys(), *obs])])
+        columns = self.collection.read_obs([*dict.fromkeys([*_columns_of(self._setup), *obs])])
         cells = self.collection[rows]  # type: ignore[index]
         frame = {
             name: pd.Categorical.from_codes(
@@ -401,10 +401,6 @@ class ScviDataModule(_Base):  # type: ignore[misc]
 
     # The registry, and the columns that it is made of.
 
-    def _keys(self) -> list[str]:
-        """Return the names of the obs columns that are there."""
-        return [name for name in _columns_of(self._setup) if name in self.collection.obs]
-
     def _anndata(self, counts: Any, obs: pd.DataFrame) -> AnnData:
         counts = sp.csr_matrix(counts)  # no sparse array
         var = pd.DataFrame(index=pd.Index(self.collection.elements[self._element].column_names))
@@ -418,7 +414,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         The counts are those of the first cells, by which scvi-tools tells whether they are counts.
         """
         values = dict[str, Any]()
-        for name in self._keys():
+        for name in _columns_of(self._setup):
             column = self.collection.obs[name]
             if isinstance(column, CategoricalColumn):
                 values[name] = pd.CategoricalIndex(column.categories, column.categories)
@@ -470,7 +466,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
     def _categorical(
         self, name: str, mapping: NDArray[Any], of_missing: int | None = None
     ) -> _Column:
-        if name not in self.collection.obs:  # no key was given, or a query has no labels
+        if name not in self.collection.obs:  # no key was given
             return _Column(None, np.array([of_missing or 0]))
         column = self.collection.obs[name]
         values = (
