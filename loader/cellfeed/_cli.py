@@ -188,8 +188,8 @@ def load_database(
 ) -> None:
     """Write COLLECTION... into the PostgreSQL database at URL, postgresql://user@host/db.
 
-    The password is taken from PGPASSWORD or ~/.pgpass. To resume after an interruption, run the
-    same command again.
+    The password is taken from PGPASSWORD or ~/.pgpass. All cells are written in one transaction: a
+    command that was stopped leaves nothing.
     """
     from cellfeed import load_database as load  # noqa: PLC0415
 
@@ -204,11 +204,8 @@ def load_database(
                 on_progress=lambda n, total: line.show_share("Loading cells", n, total),
             )
     except KeyboardInterrupt:
-        interrupted("Stopped; run the same command again to resume after the last complete part.")
-    click.echo(
-        f"{done.url}: {done.n_cells:,} cells in {_parts(done.n_parts)} "
-        f"({done.n_parts_written} written), {done.seconds:.1f} s"
-    )
+        interrupted("Stopped; nothing was written. Run the same command again.")
+    click.echo(f"{done.url}: {done.n_cells:,} cells, {done.seconds:.1f} s")
 
 
 @main.command()

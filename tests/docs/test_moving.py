@@ -131,7 +131,7 @@ class TestScDataset:
 
     @in_scdataset(
         "`scDataset(data_collection,", "`Streaming`, `BlockShuffling`", "`MultiIndexable`, ",
-        "`TypeError` for a wrong parameter",
+        "`suggest_parameters`, ", "`TypeError` for a wrong parameter",
     )  # fmt: skip
     def test_names_and_parameters(self, theirs, data):
         def parameters(function):
@@ -153,23 +153,12 @@ class TestScDataset:
         missing = {each for each in theirs.__all__ if not hasattr(cellfeed, each)}
         strategies = {"BlockShuffling", "BlockWeightedSampling", "ClassBalancedSampling"}
         assert set(theirs.__all__) - missing == strategies | {"SamplingStrategy", "Streaming"}
-        assert set(theirs.__all__) == set(scdataset.__all__)
+        gone = {"estimate_sample_size", "suggest_parameters"}
+        assert set(theirs.__all__) - gone == set(scdataset.__all__)
         renamed = {"data_collection", "rng", "args", "kwargs"}
-        for name in set(theirs.__all__) - {"SamplingStrategy", "scDataset", "suggest_parameters"}:
+        for name in set(scdataset.__all__) - {"SamplingStrategy", "scDataset"}:
             here, there = (parameters(getattr(each, name)) for each in (scdataset, theirs))
             assert set(there) - renamed <= set(here)
-
-    @in_scdataset("`suggest_parameters`")
-    def test_suggestions(self, theirs, data, plates):
-        signature = inspect.signature(scdataset.suggest_parameters).parameters
-        options = list(inspect.signature(theirs.suggest_parameters).parameters)[2:]
-        assert all(signature[each].kind is inspect.Parameter.KEYWORD_ONLY for each in options)
-        assert signature["min_workers"].default == 0
-        found = scdataset.suggest_parameters(open_collection(plates), 64, verbose=False)
-        assert found["num_workers"] == 0
-        assert set(theirs.suggest_parameters(data, 64, verbose=False)) <= set(
-            scdataset.suggest_parameters(data, 64, verbose=False)
-        )
 
     @in_scdataset("`strategy.get_len(data)`", "`strategy.get_indices(data, seed=...)`")
     @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[2]
 # A stranger compiles by himself; these use what the decoders of chunks are written with.
 COMPILED = (
     "cellfeed.storages.parquet._kernels",
-    "cellfeed.storages.postgres._kernels",
     "cellfeed.tokenizers._kernels",
 )
 EXCEPTIONS = {

@@ -7,7 +7,7 @@ from another loader" in the documentation says what differs on purpose.
 import secrets
 from abc import ABC, abstractmethod
 from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,7 +18,6 @@ from cellfeed.extending import ParameterError, require_seed, require_torch
 from cellfeed.sampling import sorted_indices
 from cellfeed.scdataset._dataset import scDataset
 from cellfeed.scdataset._indexables import MultiIndexable, adata_to_mindex, hf_tahoe_to_tensor
-from cellfeed.scdataset._suggestion import estimate_sample_size, suggest_parameters
 
 __all__ = [
     "BlockShuffling",
@@ -29,11 +28,17 @@ __all__ = [
     "Streaming",
     "adata_to_mindex",
     "bionemo_to_tensor",
-    "estimate_sample_size",
     "hf_tahoe_to_tensor",
     "scDataset",
-    "suggest_parameters",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in ("estimate_sample_size", "suggest_parameters"):
+            msg = f"{__name__} has no `{name}`, since settings are measured: run `autotune`"
+            raise ImportError(msg)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _key(seed: int | None, rng: np.random.Generator | None) -> int:

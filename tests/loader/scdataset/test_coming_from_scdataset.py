@@ -37,10 +37,6 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     | {"total_size": None, "replace": True, "sampling_size": None},
     "ClassBalancedSampling": {"labels": ..., "block_size": 8, "indices": None}
     | {"total_size": None, "replace": True, "sampling_size": None},
-    "estimate_sample_size": {"n_samples": 16} | CALLBACKS,
-    "suggest_parameters": {"batch_size": ..., "target_ram_fraction": 0.2, "max_workers": 16}
-    | {"verbose": True}
-    | CALLBACKS,
     "adata_to_mindex": {"batch": ..., "columns": None},
     "hf_tahoe_to_tensor": {"batch": ..., "num_genes": 62713},
     "MultiIndexable": {"names": None, "unstructured": None},
@@ -66,6 +62,13 @@ def test_parameters_have_their_names_order_and_defaults(name):
         for each, default in PARAMETERS[name].items()
     }
     assert [each for each in here if each in PARAMETERS[name]] == list(PARAMETERS[name])
+
+
+@pytest.mark.parametrize("name", ["estimate_sample_size", "suggest_parameters"])
+def test_what_is_measured_instead_is_said(name):
+    with pytest.raises(ImportError, match=rf"has no `{name}`, .*: run `autotune`$"):
+        getattr(scdataset, name)
+    assert not hasattr(scdataset, "other")
 
 
 def test_datasets_have_its_attributes(data):

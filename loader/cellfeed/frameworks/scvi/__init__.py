@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,6 @@ from cellfeed.extending import (
     ColumnError,
     FormatError,
     ParameterError,
-    PathError,
     StateError,
     ad,
     pd,
@@ -76,8 +73,8 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         A `Collection`, opened with the columns and the layer that are named here; or anything that
         `open_collection` opens, such as ``"plates/*.h5ad"``, which is then opened with these.
     model
-        The class of the model. If None, `scvi.model.SCANVI` with ``unlabeled_category``, the
-        class of the ``reference`` if there is one, and else `scvi.model.SCVI`.
+        The class of the model. If None, `scvi.model.SCANVI` with ``unlabeled_category``, and else
+        `scvi.model.SCVI`.
     layer
         Layer with raw counts; ``X`` if None.
     batch_key, labels_key, size_factor_key, categorical_covariate_keys, continuous_covariate_keys
@@ -87,9 +84,6 @@ class ScviDataModule(_Base):  # type: ignore[misc]
     sample_key
         Name of an obs column, as in ``setup_anndata`` of `scvi.external.MRVI`, which is called
         ``TorchMRVI`` before scvi-tools 1.5.
-    reference
-        A model, or the folder of a saved one, onto which these cells are mapped by `query_model`.
-        Its genes, layer, keys and categories are used; batches that it does not know are added.
     split
         Rows to train on, and rows to validate on: ``random_split(collection, [0.9, 0.1], seed=0)``.
         If None, training visits all cells and nothing is validated.
@@ -143,7 +137,6 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         categorical_covariate_keys: Sequence[str] | None = None,
         continuous_covariate_keys: Sequence[str] | None = None,
         sample_key: str | None = None,
-        reference: Any = None,
         split: Sequence[ArrayLike] | None = None,
         strategy: sampling.SamplingStrategy | None = None,
         autotune: Any = None,
@@ -165,30 +158,25 @@ class ScviDataModule(_Base):  # type: ignore[misc]
             "labels_key": labels_key,
             "unlabeled_category": unlabeled_category,
             "size_factor_key": size_factor_key,
-            "categorical_covariate_keys": _listed(
-                "categorical_covariate_keys", categorical_covariate_keys
-            ),
-            "continuous_covariate_keys": _listed(
-                "continuous_covariate_keys", continuous_covariate_keys
-            ),
+            "categorical_covariate_keys": categorical_covariate_keys,
+            "continuous_covariate_keys": continuous_covariate_keys,
             "sample_key": sample_key,
         }
+        for name in ("categorical_covariate_keys", "continuous_covariate_keys"):
+            if setup[name] is not None:
+                require_list(name, "names", setup[name])
+                setup[name] = [*setup[name]] or None
         setup = {name: value for name, value in setup.items() if value is not None}
-        self._reference, source = reference, None
-        if reference is not None:
-            if setup:
-                msg = f"`{next(iter(setup))}` is that of the reference; leave it out"
-                raise ParameterError(msg)
-            source = _registry_of(reference)
-            setup = {name: each for name, each in source["setup_args"].items() if each is not None}
-            model = model or _class_named(source["model_name"])
         semi_supervised = unlabeled_category is not None
         self._model = model or (scvi.model.SCANVI if semi_supervised else scvi.model.SCVI)
         _require_taken(self._model, setup)
         self._setup: dict[str, Any] = setup
         self._element = f"layers/{setup['layer']}" if "layer" in setup else "X"
-        self.collection = _opened(collection, self._element, setup, source)
-        self._manager = _registered(self._model, self._template(), setup, source)
+        self.collection = _opened(collection, self._element, setup)
+        template = self._template()
+        self._model.setup_anndata(template, **setup)
+        get_manager = self._model._get_most_recent_anndata_manager  # noqa: SLF001 - no other way
+        self._manager = get_manager(template, required=True)
         self._tensors = _Tensors(self._element, self._fields())
 
         self._parameters = {"seed": scvi.settings.seed} | parameters
@@ -196,12 +184,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         self._options: dict[str, Any] = {"pin_memory": True} if pin_memory else {}
         self._autotune, self._batch_size, self._num_workers = autotune, batch_size, num_workers
         self._train_rows, self._val_rows = _two_parts(split)
-        self._strategy = strategy
-        self._make_training()
-
-    def _make_training(self) -> None:
-        """Make the datasets of the training, and their loader."""
-        self.dataset = self._dataset_to_train(self._strategy, self._train_rows)
+        self.dataset = self._dataset_to_train(strategy, self._train_rows)
         self._labelled_train: CellDataset | None = None
         self._loader: Any = self._loader_of(self.dataset, is_persistent=True)
         rows = self._labelled(getattr(self.dataset.strategy, "indices", None))
@@ -209,13 +192,6 @@ class ScviDataModule(_Base):  # type: ignore[misc]
             self._labelled_train = self._dataset_to_train(None, rows)
             labelled = self._loader_of(self._labelled_train, is_persistent=True)
             self._loader = _WithLabelled(self._loader, labelled)
-
-    def _training(self) -> Any:
-        """Return the loader of the training on the ranks that there are now."""
-        for each in (self.dataset, self._labelled_train):
-            if each is not None and not each.drop_last and _ends_with_one(each):
-                self._make_training()
-        return self._loader
 
     # What scvi-tools asks of a data module.
 
@@ -265,7 +241,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
 
     def train_dataloader(self) -> Any:
         """Return the loader of the training, the same each time."""
-        return self._training()
+        return self._loader
 
     def val_dataloader(self) -> Any:
         """Return a loader of the cells to validate on; an empty list if there are none."""
@@ -319,7 +295,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training; see `CellDataset.state_dict`."""
-        return {"train": self._training().state_dict()}
+        return {"train": self._loader.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: training goes on with the minibatch that would have followed.
@@ -329,7 +305,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         StateError
             The state is damaged, or of other cells, parameters or another seed.
         """
-        self._training().load_state_dict(_part_of(state_dict, "train"))
+        self._loader.load_state_dict(_part_of(state_dict, "train"))
 
     def statistics(self) -> Statistics:
         """Return counts and times of the training; see `CellDataset.statistics`.
@@ -352,7 +328,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
 
     # Models.
 
-    def new_model(self, scvi_model: Any = None, **parameters: Any) -> Any:
+    def new_model(self, **parameters: Any) -> Any:
         """Return a new model of the class of this data module.
 
         This also makes models whose class takes no registry, such as `scvi.model.LinearSCVI`, and
@@ -361,19 +337,9 @@ class ScviDataModule(_Base):  # type: ignore[misc]
 
         Parameters
         ----------
-        scvi_model
-            A trained `scvi.model.SCVI` of the same genes and batches, whose weights and parameters
-            a SCANVI begins with.
         **parameters
             Parameters of the class, such as ``n_latent``.
-
-        Raises
-        ------
-        ParameterError
-            ``scvi_model`` has other genes or batches.
         """
-        if scvi_model is not None:
-            return self._from_scvi_model(scvi_model, parameters)
         takes = inspect.signature(self._model).parameters
         is_observed = parameters.get(
             _OBSERVED, takes[_OBSERVED].default if _OBSERVED in takes else 1
@@ -405,52 +371,6 @@ class ScviDataModule(_Base):  # type: ignore[misc]
             priors[:, batch] = of_batch.mean(), of_batch.var()
         return priors[:1], priors[1:]
 
-    def _from_scvi_model(self, scvi_model: Any, parameters: dict[str, Any]) -> Any:
-        registry, before = self.registry, scvi_model.registry
-        for field, name in (("X", "column_names"), ("batch", "categorical_mapping")):
-            one, other = (
-                each["field_registries"][field]["state_registry"][name]
-                for each in (registry, before)
-            )
-            if [*one] != [*other]:
-                what = "genes" if field == "X" else "batches"
-                msg = f"`scvi_model` was trained on other {what}, or in another order"
-                raise ParameterError(f"{msg}; train it on the same collection and keys")
-        scvi_model.registry_ = registry  # which scvi-tools takes from it
-        try:
-            return self._model.from_scvi_model(
-                scvi_model, self._setup.get("unlabeled_category"), datamodule=self, **parameters
-            )
-        finally:
-            scvi_model.registry_ = before
-
-    def query_model(self, **options: Any) -> Any:
-        """Return the reference model, extended for these cells (scArches); train it on them.
-
-        Parameters
-        ----------
-        **options
-            Parameters of ``load_query_data`` of the class, such as ``freeze_dropout``.
-
-        Raises
-        ------
-        ParameterError
-            There is no ``reference``.
-        """
-        if self._reference is None:
-            msg = "there is no reference; give `reference=` to `ScviDataModule`"
-            raise ParameterError(msg)
-        reference = self._reference
-        if isinstance(reference, os.PathLike):
-            reference = os.fspath(reference)
-        if "datamodule" in inspect.signature(self._model).parameters:
-            options["datamodule"] = self
-        model = self._model.load_query_data(
-            reference_model=reference, registry=self.registry, **options
-        )
-        model.registry_ = self.registry  # it has that of the reference
-        return model
-
     def anndata(self, rows: ArrayLike | slice, *, obs: Sequence[str] = ()) -> AnnData:
         """Read cells into memory, for methods of a model that take an ``adata``.
 
@@ -466,7 +386,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         The counts, with the names of genes and cells and the obs columns of the data module, whose
         categories are those that these cells have.
         """
-        columns = self.collection.read_obs([*dict.fromkeys([*self._keys(), *obs])])
+        columns = self.collection.read_obs([*dict.fromkeys([*_columns_of(self._setup), *obs])])
         cells = self.collection[rows]  # type: ignore[index]
         frame = {
             name: pd.Categorical.from_codes(
@@ -481,10 +401,6 @@ class ScviDataModule(_Base):  # type: ignore[misc]
 
     # The registry, and the columns that it is made of.
 
-    def _keys(self) -> list[str]:
-        """Return the names of the obs columns that are there."""
-        return [name for name in _columns_of(self._setup) if name in self.collection.obs]
-
     def _anndata(self, counts: Any, obs: pd.DataFrame) -> AnnData:
         counts = sp.csr_matrix(counts)  # no sparse array
         var = pd.DataFrame(index=pd.Index(self.collection.elements[self._element].column_names))
@@ -498,7 +414,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         The counts are those of the first cells, by which scvi-tools tells whether they are counts.
         """
         values = dict[str, Any]()
-        for name in self._keys():
+        for name in _columns_of(self._setup):
             column = self.collection.obs[name]
             if isinstance(column, CategoricalColumn):
                 values[name] = pd.CategoricalIndex(column.categories, column.categories)
@@ -550,7 +466,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
     def _categorical(
         self, name: str, mapping: NDArray[Any], of_missing: int | None = None
     ) -> _Column:
-        if name not in self.collection.obs:  # no key was given, or a query has no labels
+        if name not in self.collection.obs:  # no key was given
             return _Column(None, np.array([of_missing or 0]))
         column = self.collection.obs[name]
         values = (
@@ -816,12 +732,6 @@ def _import_scvi() -> Any:
     return scvi
 
 
-def _listed(parameter: str, names: Sequence[str] | None) -> list[str] | None:
-    if names is not None:
-        require_list(parameter, "names", names)
-    return [*names] if names else None
-
-
 def _columns_of(setup: Mapping[str, Any]) -> list[str]:
     """Return the names of the obs columns that are named, each once."""
     named = [setup[key] for key in _KEYS if key in setup]
@@ -851,48 +761,25 @@ def _two_parts(split: Any) -> tuple[Any, Any]:
     return parts[0], parts[1] if len(parts) > 1 else None
 
 
-def _opened(
-    collection: Any, element: str, setup: Mapping[str, Any], source: Mapping[str, Any] | None
-) -> Collection:
+def _opened(collection: Any, element: str, setup: Mapping[str, Any]) -> Collection:
     """Return a collection that has the counts and the columns of a setup.
-
-    The labels may be absent from cells that are mapped onto a reference.
 
     Raises
     ------
     ColumnError
         A column is absent.
     ParameterError
-        The counts, or the genes of the reference, are absent.
+        The counts are absent.
     """
     columns = _columns_of(setup)
-    others = [name for name in columns if source is None or name != setup.get("labels_key")]
-    genes = None if source is None else [*_genes_of(source)]
     if not isinstance(collection, Collection):
-        try:
-            return open_collection(collection, obs=columns, elements=[element], genes=genes)
-        except ColumnError:
-            if others == columns:
-                raise
-            return open_collection(collection, obs=others, elements=[element], genes=genes)
-    for name in others:
+        return open_collection(collection, obs=columns, elements=[element])
+    for name in columns:
         collection.obs[name]  # which is an error if it was not opened
     if element not in collection.elements:
         msg = f"the collection was opened without {element!r}"
         raise ParameterError(f"{msg}; name it in `open_collection(..., elements=[{element!r}])`")
-    if genes is not None and [*collection.elements[element].column_names] != genes:
-        msg = "the collection has other genes than the reference, or in another order"
-        raise ParameterError(f"{msg}; give the paths, or open it with the reference's as `genes=`")
     return collection
-
-
-def _genes_of(registry: Mapping[str, Any]) -> NDArray[np.object_]:
-    for each in registry["field_registries"].values():
-        if "column_names" in each["state_registry"]:
-            names: NDArray[np.object_] = each["state_registry"]["column_names"]
-            return names
-    msg = "the registry of the reference has no genes; use a model of scvi-tools for counts"
-    raise ParameterError(msg)
 
 
 # Cells and models of scvi-tools.
@@ -914,69 +801,19 @@ def _require_taken(model: Any, setup: Mapping[str, Any]) -> None:
         It does not take one of them, or needs another.
     """
     takes = inspect.signature(model.setup_anndata).parameters
-    for name in setup:
-        if name not in takes:
-            msg = f"{model.__name__} takes no `{name}`; leave it out, or give `model=`"
-            raise ParameterError(msg)
-    for name, each in takes.items():
-        is_needed = each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
-        if is_needed and name not in ("adata", *setup):
-            is_taken = name in inspect.signature(ScviDataModule).parameters
-            remedy = "; give it" if is_taken else ", which no data module has; use another model"
-            msg = f"{model.__name__} needs `{name}`{remedy}"
-            raise ParameterError(msg)
-
-
-def _registered(
-    model: Any, template: AnnData, setup: Mapping[str, Any], source: Mapping[str, Any] | None
-) -> Any:
-    """Return scvi-tools' manager of the fields of a model."""
-    transfer: dict[str, Any] = {}
-    if source is not None:
-        transfer = {
-            "source_registry": source,
-            "extend_categories": True,
-            "allow_missing_labels": True,
-        }
-    model.setup_anndata(template, **setup, **transfer)
-    return model._get_most_recent_anndata_manager(template, required=True)  # noqa: SLF001
-
-
-def _registry_of(reference: Any) -> Mapping[str, Any]:
-    """Return the registry of a model or of a saved one.
-
-    Raises
-    ------
-    PathError
-        There is no such folder.
-    ParameterError
-        It was made in a way that cannot be used again.
-    """
-    if isinstance(reference, str | os.PathLike):
-        from scvi.model.base import BaseModelClass  # noqa: PLC0415 - an extra
-
-        if not Path(reference).is_dir():
-            msg = f"{reference}: no such folder; give that of a saved model"
-            raise PathError(msg)
-        registry: Mapping[str, Any] = BaseModelClass.load_registry(os.fspath(reference))
-    else:
-        registry = reference.registry
-    method = registry.get("setup_method_name")
-    if method != "setup_anndata":
-        msg = f"the reference was made by {method}; use one made by setup_anndata or by cellfeed"
+    needs = [
+        name
+        for name, each in takes.items()
+        if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+    ]
+    said = [
+        f"takes no `{name}`; leave it out, or give `model=`" for name in setup if name not in takes
+    ]
+    lacking = [name for name in needs if name not in ("adata", *setup)]
+    said += [f"needs `{name}`; give it, or use another model" for name in lacking]
+    if said:
+        msg = f"{model.__name__} {said[0]}"
         raise ParameterError(msg)
-    return registry
-
-
-def _class_named(name: str) -> Any:
-    import scvi.external  # noqa: PLC0415 - an extra
-    import scvi.model  # noqa: PLC0415
-
-    found = getattr(scvi.model, name, None) or getattr(scvi.external, name, None)
-    if found is None:
-        msg = f"the class {name} of the reference is not of scvi-tools; give it as `model=`"
-        raise ParameterError(msg)
-    return found
 
 
 def _n_to_train(dataset: CellDataset) -> int:

@@ -1,27 +1,13 @@
 """Rows that are compressed one by one, for storage in a database.
 
-A packed row is a header of 12 bytes, and one zstd frame with a checksum. All numbers are
-little-endian. The header:
-
-======= ======================================================================================
-byte    what
-======= ======================================================================================
-0       version of this layout: 1
-1       codec: 1 for zstd
-2       bytes of a column difference: 1, 2 or 4; 0 for a dense row, which has none
-3       kind of the values, as NumPy names it: "u", "i", "f" or "b"
-4       bytes of a value
-5 to 7  0
-8 to 11 number of values
-======= ======================================================================================
-
-The frame contains the differences of neighbouring columns, the first from 0, and then the values;
-both are byte-shuffled, with the lowest bytes of all numbers first, then the next ones. Columns
-ascend. Values that are all integers from 0 to 2^32 - 1, whatever their dtype, have kind "u" and the
-smallest possible width (1, 2 or 4 bytes); others are stored unchanged.
+A packed row is one zstd frame with a checksum. It contains the number of bytes of a value (one
+byte; 0 for values of the element's own dtype), the differences of neighbouring columns (the first
+from 0; none in a dense row), and the values. Columns ascend, and their differences have the
+narrowest of 1, 2 or 4 bytes that suffices for all columns of the element. Values that are all
+integers from 0 to 255 have one byte, whatever their dtype. Differences and values are
+byte-shuffled: first the lowest bytes of all numbers, then the next ones. All are little-endian.
 """
 
-import struct
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -29,12 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.decode import function_addresses
-from cellfeed.storages.postgres import _kernels as kernels
-
-_VERSION, _ZSTD = 1, 1
 _LEVEL = 1
-_HEADER = struct.Struct("<BBBcB3xI")
 
 
 class PackedRowError(ValueError):
@@ -58,7 +39,12 @@ def _zstd() -> Any:
     return Zstd(level=_LEVEL, checksum=True)
 
 
-def pack_row(columns: NDArray[np.integer] | None, values: NDArray[Any]) -> bytes:
+def _width(n_columns: int, *, is_dense: bool) -> int:
+    """Return the number of bytes of a difference of columns."""
+    return 0 if is_dense else np.min_scalar_type(max(0, n_columns - 1)).itemsize
+
+
+def pack_row(columns: NDArray[np.integer] | None, values: NDArray[Any], n_columns: int) -> bytes:
     """Pack one row.
 
     Parameters
@@ -67,34 +53,35 @@ def pack_row(columns: NDArray[np.integer] | None, values: NDArray[Any]) -> bytes
         Strictly ascending columns, shape (n,); None for a dense row.
     values
         Values of any numeric dtype, shape (n,).
+    n_columns
+        Number of columns of the element, at most 2^31.
 
     Examples
     --------
-    >>> packed = pack_row(np.array([3, 7]), np.array([1, 2], np.float32))
+    >>> packed = pack_row(np.array([3, 7]), np.array([1, 2], np.float32), 9)
     >>> unpack_rows([packed], np.dtype(np.float32), 9)
     (array([0, 2]), array([3, 7], dtype=int32), array([1., 2.], dtype=float32))
     """
-    steps = np.empty(0, np.uint8)
+    with np.errstate(invalid="ignore", over="ignore"):
+        small = values.astype(np.uint8)
+    is_small = small.astype(values.dtype).tobytes() == values.tobytes()  # -0.0 is not
+    content = b"\1" if is_small else b"\0"
     if columns is not None:
-        steps = _narrow(np.diff(columns.astype(np.int64, copy=False), prepend=0))
-    stored = (
-        _narrow(values) if _are_small(values) else values.astype(values.dtype.newbyteorder("<"))
-    )
-    header = _HEADER.pack(
-        _VERSION,
-        _ZSTD,
-        0 if columns is None else steps.itemsize,
-        stored.dtype.kind.encode(),
-        stored.itemsize,
-        values.size,
-    )
-    return header + bytes(_zstd().encode(_planes(steps) + _planes(stored)))
+        width = _width(n_columns, is_dense=False)
+        content += _planes(np.diff(columns, prepend=0).astype(f"<u{width}"))
+    content += _planes(small if is_small else values.astype(values.dtype.newbyteorder("<")))
+    return bytes(_zstd().encode(content))
+
+
+def _planes(values: NDArray[Any]) -> bytes:
+    """Return the lowest bytes of all values, then the next ones."""
+    return values.view(np.uint8).reshape(-1, values.itemsize).T.tobytes() if values.size else b""
 
 
 def unpack_rows(
     packed: Sequence[bytes], dtype: np.dtype[Any], n_columns: int, *, is_dense: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any]]:
-    """Unpack rows, without the GIL.
+    """Unpack rows.
 
     Parameters
     ----------
@@ -116,49 +103,35 @@ def unpack_rows(
     PackedRowError
         A row is damaged.
     """
-    n_rows = len(packed)
-    sizes = np.fromiter(map(len, packed), np.int64, n_rows)
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    buffer = np.frombuffer(bytearray().join(packed), np.uint8)
-    indptr, is_raw = np.zeros(n_rows + 1, np.int64), np.zeros(n_rows, np.bool_)
-    _check(kernels.count_packed(buffer, starts, dtype.itemsize, n_columns, indptr[1:], is_raw))
-    np.cumsum(indptr, out=indptr)
-    n = int(indptr[-1])
-    indices = np.empty(0 if is_dense else n, np.int32)
-    small = np.empty(0 if is_raw.all() else n, np.uint32)
-    raw = np.empty(n * dtype.itemsize if is_raw.any() else 0, np.uint8)
-    rows = buffer, starts, dtype.itemsize, n_columns, indptr, is_raw
-    _check(kernels.unpack(*rows, indices, small, raw, function_addresses()))
-    if not raw.size:
-        return indptr, indices, small.astype(dtype)
-    values = raw.view(dtype.newbyteorder("<")).astype(dtype, copy=False)
-    if small.size:
-        are_small = np.repeat(~is_raw, np.diff(indptr))
-        values[are_small] = small[are_small]
-    return indptr, indices, values
-
-
-def _are_small(values: NDArray[Any]) -> bool:
-    if values.dtype.kind not in "iuf":
-        return False
-    if values.dtype.kind == "f" and np.signbit(values).any():  # -0.0 is no integer
-        return False
-    with np.errstate(invalid="ignore", over="ignore"):
-        whole = values.astype(np.uint64)
-        return bool(np.all(whole.astype(values.dtype) == values) and whole.max(initial=0) < 1 << 32)
-
-
-def _narrow(values: NDArray[Any]) -> NDArray[np.unsignedinteger]:
-    most = int(values.max()) if values.size else 0
-    width = 1 if most < 1 << 8 else 2 if most < 1 << 16 else 4
-    return values.astype(f"<u{width}")
-
-
-def _planes(values: NDArray[Any]) -> bytes:
-    """Return the lowest bytes of all values, then the next ones."""
-    return values.view(np.uint8).reshape(-1, values.itemsize).T.tobytes() if values.size else b""
-
-
-def _check(row: int) -> None:
-    if row >= 0:
-        raise PackedRowError(row)
+    width, counts = _width(n_columns, is_dense=is_dense), np.empty(len(packed), np.int64)
+    rows, values = list[bytes](), [np.empty(0, dtype)]
+    for k, each in enumerate(packed):
+        try:
+            row = _zstd().decode(each)
+            kind = {0: dtype.newbyteorder("<"), 1: np.dtype(np.uint8)}[row[0]]
+        except (RuntimeError, ValueError, LookupError, MemoryError, OverflowError):
+            raise PackedRowError(k) from None
+        n, remainder = divmod(len(row) - 1, width + kind.itemsize)
+        if remainder or n > n_columns or (is_dense and n != n_columns):
+            raise PackedRowError(k)
+        planes = np.frombuffer(row, np.uint8, n * kind.itemsize, 1 + n * width)
+        values.append(planes.reshape(kind.itemsize, n).T.ravel().view(kind))
+        rows.append(row)
+        counts[k] = n
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    indices = np.zeros(0 if is_dense else indptr[-1], np.int32)
+    if indices.size:
+        sizes = counts.tolist()
+        for byte in range(width):
+            own = (
+                row[1 + byte * n : 1 + (byte + 1) * n] for row, n in zip(rows, sizes, strict=True)
+            )
+            plane = np.frombuffer(b"".join(own), np.uint8).astype(np.int32)
+            indices |= plane << 8 * byte
+        np.cumsum(indices, out=indices)  # it wraps around, and so does what is subtracted
+        before = np.concatenate([np.zeros(1, np.int32), indices])[indptr[:-1]]
+        indices -= np.repeat(before, counts)
+        outside = np.flatnonzero((indices < 0) | (indices >= n_columns))
+        if outside.size:
+            raise PackedRowError(int(np.searchsorted(indptr, outside[0], side="right")) - 1)
+    return indptr, indices, np.concatenate(values, dtype=dtype, casting="unsafe")

@@ -24,13 +24,13 @@ from cellfeed.storages.postgres._database import (
     ObsColumn,
     Session,
     escaped,
-    psycopg,
     quoted,
 )
+from cellfeed.storages.postgres._packed import PackedRowError, unpack_rows
 
 # Rows by key, over the connections of a process.
 
-_ANSWER_SECONDS = 30.0  # in which a server that works sends some of an answer
+_CONNECTIONS = 8  # of a process
 _TOO_MANY = ("too many", "slots are reserved")  # too many connections, in the server's words
 _NAMED = 3  # missing cells
 _IDS_PER_REQUEST = 512
@@ -47,13 +47,12 @@ class Pool:
     """
 
     def __init__(self, database: Database) -> None:
-        n = database.n_connections
         self._database = database
-        self._sessions = [Session(database, seconds=_ANSWER_SECONDS) for _ in range(n)]
+        self._sessions = [Session(database) for _ in range(_CONNECTIONS)]
         self._idle = LifoQueue[Session]()  # so that open ones are taken first
         for session in self._sessions:
             self._idle.put(session)
-        self.threads = ThreadPoolExecutor(n, "cellfeed-postgres")
+        self.threads = ThreadPoolExecutor(_CONNECTIONS, "cellfeed-postgres")
 
     def answer(self, query: str, ids: Sequence[int]) -> list[bytes]:
         """Return the packed row of each id, in a thread of the pool.
@@ -204,7 +203,7 @@ class PostgresElement(StoredElement):
         self.layout = column.layout
         self.var = None if column.genes is None else column.genes.removeprefix("genes/")
         self.expected_row_bytes = max(1.0, column.n_bytes / max(1, n_stored))
-        table, packed = quoted(schema, "packed"), quoted(column.column)
+        table, packed = quoted(schema, "packed"), quoted(column.name)
         head = escaped(f"SELECT id, {packed} FROM {table}")  # noqa: S608 - they are quoted
         self._query = f"{head} WHERE id = ANY(%s::bigint[])"
         # Replaced when it changes, since two threads read it.
@@ -258,8 +257,6 @@ class PostgresElement(StoredElement):
 
     def read_rows(self, runs: Runs) -> CsrRows | NDArray[Any]:
         """Return rows: wait for those that were expected, and request others."""
-        from cellfeed.storages.postgres._packed import PackedRowError, unpack_rows  # noqa: PLC0415 - compiles
-
         ids = self._ids_of(runs)
         is_dense = self.layout == "dense"
         n_columns = math.prod(self._column.row_shape)
@@ -278,46 +275,7 @@ class PostgresElement(StoredElement):
         return rows if isinstance(self._ids, range) else self._ids[rows]
 
 
-# Converting obs columns of the table of cells to pandas.
-
-_ROWS = 50_000  # rows that are Python objects at a time
-
-
-class _Column:
-    """One column, read in batches."""
-
-    def __init__(self, column: ObsColumn) -> None:
-        self.column = column
-        self._codes = {each: k for k, each in enumerate(column.categories or ())}
-        self._parts = list[Any]()
-
-    def append(self, values: Sequence[Any]) -> None:
-        """Append the values of a batch."""
-        dtype, codes = self.column.dtype, self._codes
-        if dtype in ("category", "text"):
-            for each in dict.fromkeys(values) if dtype == "text" else ():
-                if each is not None:
-                    codes.setdefault(each, len(codes))
-            self._parts.append(np.fromiter((codes.get(each, -1) for each in values), np.int32))
-        elif dtype[0].isupper() or dtype == "boolean":  # pandas' nullable dtypes
-            self._parts.append(pd.Series(values, dtype=dtype))
-        else:
-            is_whole = None not in values or np.dtype(dtype).kind not in "iub"
-            numbers = [np.nan if each is None else each for each in values]
-            self._parts.append(np.array(numbers, dtype if is_whole else np.float64))
-
-    def series(self) -> pd.Series[Any]:
-        """Return the whole column."""
-        dtype = self.column.dtype
-        if dtype in ("category", "text"):
-            codes = np.concatenate([np.empty(0, np.int32), *self._parts])
-            names = pd.Index([*(self.column.categories or self._codes)])
-            ordered = self.column.is_ordered
-            return pd.Series(pd.Categorical.from_codes(codes, names, ordered=ordered))
-        if not self._parts:
-            return pd.Series([], dtype=dtype)
-        return pd.concat([pd.Series(part) for part in self._parts], ignore_index=True)
-
+_ROWS = 50_000  # rows of obs that are Python objects at a time
 
 # Including collections that the user may not read, which information_schema does not show.
 _COLLECTIONS = """
@@ -344,9 +302,7 @@ class PostgresSource(Source):
         SQL condition on the columns of the table of cells, such as ``"cell_type = 'B' AND n_counts
         > 500"``; all cells if None. The selected cells are numbered from 0, by ascending id.
     storage_options
-        Other options of libpq, such as ``password`` or ``sslmode``; ``connections``, the maximum
-        number of connections of a process (8); and ``retry_seconds``, how long to retry if the
-        server does not answer (120). They never appear in messages.
+        Other options of libpq, such as ``password`` or ``sslmode``. They never appear in messages.
 
     Raises
     ------
@@ -379,7 +335,9 @@ class PostgresSource(Source):
         self._where = where
         schema, n_cells, self._token, self._obs, elements = self._read_metadata()
         self._cells = quoted(schema, "cells")
-        self._ids = range(n_cells) if where is None else self._read_ids(where)
+        self._ids: NDArray[np.int64] | range = range(n_cells)
+        if where is not None:
+            self._ids = self._read_ids(where)
         pool = PoolOfProcess(self._database)
         self.elements = {
             each.name: PostgresElement(self._database, pool, schema, each, n_cells, self._ids)
@@ -414,72 +372,55 @@ class PostgresSource(Source):
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Read rows of obs columns, indexed by the names of the cells."""
         ids = rows if isinstance(self._ids, range) else self._ids[rows]
-        table = self._read(columns, ids, named=True)
+        table = self._read([*columns, "name"], ids)
+        names = pd.Index(table.pop("name").array, dtype=object)
         texts = [name for name in columns if self._obs[name].dtype == "text"]
-        return table.astype(dict.fromkeys(texts, "string"))
+        return table.astype(dict.fromkeys(texts, "string")).set_axis(names)
 
-    def _read(
-        self, columns: Sequence[str], ids: NDArray[np.int64] | range, *, named: bool = False
-    ) -> pd.DataFrame:
-        """Read columns of cells; text becomes categorical.
-
-        Parameters
-        ----------
-        columns
-            Names of the columns.
-        ids
-            Ids of the cells, ascending; a range means all cells.
-        named
-            Whether the index contains the names of the cells, as Python strings.
-        """
-        made = [_Column(self._obs[name]) for name in columns]
-        stored = [*(each.column.column for each in made), *(["name"] if named else [])]
-        names, n_read = list[Any](), 0
-        for rows in self._pages(stored, None if isinstance(ids, range) else ids):
+    def _read(self, columns: Sequence[str], ids: NDArray[np.int64] | range) -> pd.DataFrame:
+        """Read columns of the cells with these ids, ascending; text becomes categorical."""
+        dtypes = dict[str, Any]()
+        for name in columns:
+            each = self._obs.get(name)  # `name` is not among them
+            dtypes[name] = object if each is None else each.dtype
+            if each is not None and each.dtype in ("text", "category"):
+                dtypes[name] = pd.CategoricalDtype(each.categories, each.is_ordered)
+        parts: dict[str, list[pd.Series[Any]]] = {name: [] for name in columns}
+        n_read = 0
+        for rows in self._pages(columns, ids):
             n_read += len(rows)
-            by_column = list(zip(*rows, strict=True))
-            for column, values in zip(made, by_column[1:], strict=False):
-                column.append(values)
-            if named and rows:
-                names += by_column[-1]
+            by_column = [*zip(*rows, strict=True)] or [()] * (1 + len(columns))
+            for name, values in zip(columns, by_column[1:], strict=True):
+                parts[name].append(pd.Series(values, dtype=dtypes[name]))
         if n_read != len(ids):
             msg = f"{self.location}: the table of cells has only {n_read} of {len(ids)} rows"
             raise FormatError(f"{msg}; load the collection again")
-        index = pd.Index(names, dtype=object) if named else pd.RangeIndex(n_read)
-        return pd.DataFrame({each.column.name: each.series().array for each in made}, index=index)
+        table = {
+            name: pd.api.types.union_categoricals(each)
+            if isinstance(dtypes[name], pd.CategoricalDtype)
+            else pd.concat(each).array
+            for name, each in parts.items()
+        }
+        return pd.DataFrame(table, index=pd.RangeIndex(n_read))
 
     def _pages(
-        self, columns: Sequence[str], which: NDArray[np.int64] | str | None
+        self, columns: Sequence[str], ids: NDArray[np.int64] | range, where: str = "TRUE"
     ) -> Iterator[list[tuple[Any, ...]]]:
-        """Yield ids and columns of cells, by ascending id, many rows at a time.
-
-        Parameters
-        ----------
-        columns
-            Columns of the table.
-        which
-            Ids, ascending; a condition, as SQL; None for all cells.
-        """
+        """Yield ids and columns of cells that fulfil a condition, by ascending id, in parts."""
         selected = ", ".join(["id", *map(quoted, columns)])
-        head = escaped(f"SELECT {selected} FROM {self._cells} WHERE ")  # noqa: S608 - are quoted
+        query = f"SELECT {selected} FROM {self._cells} WHERE ({where}\n) AND "  # noqa: S608
+        is_range = isinstance(ids, range)
+        query = escaped(query) + ("id BETWEEN %s AND %s" if is_range else "id = ANY(%s)")
         with Session(self._database) as session:
-            if isinstance(which, np.ndarray):
-                for k in range(0, which.size, _ROWS):
-                    some = which[k : k + _ROWS].tolist()
-                    yield session.ask(f"{head} id = ANY(%s) ORDER BY id", (some,))
-                return
-            condition = "" if which is None else f"({escaped(which)}\n) AND "
-            query = f"{head}{condition} id > %s ORDER BY id LIMIT {_ROWS}"
-            last = -1
-            while rows := session.ask(query, (last,)):
-                yield rows
-                last = rows[-1][0]
+            for k in range(0, max(1, len(ids)), _ROWS):
+                some = ids[k : k + _ROWS]
+                parameters = (k, k + _ROWS - 1) if isinstance(some, range) else (some.tolist(),)
+                yield session.ask(f"{query} ORDER BY id", parameters)
 
     def _read_metadata(
         self,
     ) -> tuple[str, int, str, dict[str, ObsColumn], list[ElementColumn]]:
         """Return schema, number of cells, token of the load, and obs columns and elements."""
-        psycopg(self.location)
         with Session(self._database) as session:
             found = dict(session.ask(_COLLECTIONS))
             readable = [name for name, may_read in found.items() if may_read]
@@ -487,8 +428,7 @@ class PostgresSource(Source):
             if schema is None and len(readable) == 1:
                 schema = readable[0]
             if schema is None or schema not in found:
-                no_name = "name a collection"
-                said = no_name if schema is None else f"there is no collection {schema!r}"
+                said = f"there is no collection {schema!r}" if schema else "name a collection"
                 listed = ", ".join(readable) or "none"
                 msg = f"{self.location}: {said}; give ?collection=NAME, one of: {listed}"
                 raise PathError(msg)
@@ -503,32 +443,28 @@ class PostgresSource(Source):
         try:
             obs = {each["name"]: ObsColumn(**each) for each in rows["obs"]}
             elements = [ElementColumn(**each) for each in rows["elements"]]
-            n_cells, token, is_complete = int(rows["n_cells"]), rows["token"], rows["is_complete"]
+            return schema, int(rows["n_cells"]), str(rows["token"]), obs, elements
         except (KeyError, TypeError, ValueError) as error:
             msg = f"{self.location}: the metadata of {schema} is damaged ({one_line(error)})"
             raise FormatError(f"{msg}; load it again") from None
-        if not is_complete:
-            msg = f"{self.location}: {schema} is incomplete, since loading was interrupted"
-            raise FormatError(f"{msg}; run the same `cellfeed load-database` again")
-        return schema, n_cells, str(token), obs, elements
 
     def _read_ids(self, where: str) -> NDArray[np.int64]:
         try:
-            pages = self._pages([], where)
+            pages = self._pages([], self._ids, where)
             parts = [np.fromiter((id_ for (id_,) in rows), np.int64) for rows in pages]
         except RemoteError as error:
-            cause = error.__context__
+            cause: Any = error.__context__
             state = str(getattr(cause, "sqlstate", None) or "")
             if not state.startswith(("22", "42")) or state == "42501":  # not granted
                 raise
-            columns = ", ".join(each.column for each in self._obs.values())
-            said = one_line(cause) if cause is not None else ""
-            msg = f"{self.location}: where={where!r} is not a valid SQL condition ({said})"
-            raise ParameterError(f"{msg}; the columns are: id, name, {columns}") from None
-        if not parts:
+            msg = f"{self.location}: where={where!r} is not a valid SQL condition"
+            msg = f"{msg} ({one_line(cause)}); the columns are: id, name, {', '.join(self._obs)}"
+            raise ParameterError(msg) from None
+        ids = np.concatenate(parts)
+        if not ids.size:
             msg = f"{self.location}: no cell fulfils where={where!r}; give another condition"
             raise ParameterError(msg)
-        return np.concatenate(parts)
+        return ids
 
 
 # URLs of PostgreSQL servers.

@@ -317,11 +317,12 @@ class SparseElement(SomaElement):
             return
         rows = None if isinstance(joinids, range) else joinids
         try:
-            self._tiled = tiled_csr(folder, path, store.timestamp, rows, self.shape[1])
+            found = tiled_csr(self._array(), folder, path, store.timestamp, rows, self.shape[1])
         except UnknownLayoutError as reason:
             self._slow = SlowRead("tiledbsoma", str(reason), _REMEDY)
-        if self._tiled is not None:
-            self.rows_per_chunk = self._tiled.rows_per_chunk(self.shape[0])
+        else:
+            if found is not None:
+                self._tiled, self.rows_per_chunk = found
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
         """Return why tiles are not decoded here; None if they are, or are not local."""

@@ -1,8 +1,10 @@
 """How TileDB stores sparse arrays: the part that is decoded here; TileDB reads all others."""
 
 import itertools
+import json
 import struct
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from cellfeed.storages.soma import _tiles
 
 # The container of TileDB's metadata; ``format_spec/generic_tile.md`` and ``tile.md`` there.
 
-GZIP, ZSTD = 1, 2  # kinds of filters
+_GZIP = 1  # the kind of filter
 _HEADER = struct.Struct("<IQQBQBI")
 
 
@@ -59,12 +61,6 @@ class Fields:
         return found
 
 
-def _zstd() -> Any:
-    from numcodecs import Zstd  # noqa: PLC0415 - takes long to import
-
-    return Zstd()
-
-
 def generic_tile(content: bytes, position: int) -> bytes:
     """Return the contents of a generic tile.
 
@@ -85,9 +81,7 @@ def generic_tile(content: bytes, position: int) -> bytes:
         raise UnknownLayoutError("it is encrypted")
     fields = Fields(content, position + _HEADER.size)
     pipeline = Fields(fields.bytes(n_pipeline), 4)  # after the size of chunks
-    n_filters = pipeline.number("I")
-    kind = pipeline.number("B") if n_filters else None
-    if n_filters > 1 or kind not in (None, GZIP, ZSTD):
+    if pipeline.number("I") != 1 or pipeline.number("B") != _GZIP:
         raise UnknownLayoutError("its metadata have unknown filters")
     found = bytearray()
     for _ in range(fields.number("Q")):
@@ -95,180 +89,30 @@ def generic_tile(content: bytes, position: int) -> bytes:
         metadata = fields.position
         fields.bytes(n_metadata)
         first = fields.position
-        stored = fields.bytes(n_filtered)
-        if kind is None:
-            found += stored
-            continue
+        fields.bytes(n_filtered)
         for begin, n, _ in _tiles.parts_of_chunk(content, metadata, first):
-            part = content[begin : begin + n]
-            found += zlib.decompress(part) if kind == GZIP else _zstd().decode(part)
+            found += zlib.decompress(content[begin : begin + n])
     if len(found) != size:
         raise ValueError(f"it has {len(found)} bytes, but {size} expected")
     return bytes(found)
 
 
-# The schema of a sparse matrix; ``format_spec/array_schema.md`` of TileDB.
+# The schema of a sparse matrix, as tiledbsoma names it.
 
 VERSIONS = range(20, 23)  # of the format, with which this module was tested
-_DTYPES = {
-    0: "int32",
-    1: "int64",
-    2: "float32",
-    3: "float64",
-    5: "int8",
-    6: "uint8",
-    7: "int16",
-    8: "uint16",
-    9: "uint32",
-    10: "uint64",
-}
-_NO_FILTER, _BYTE_SHUFFLE = 0, 9
-_CODECS = {GZIP: "zlib", ZSTD: "zstd"}
-_FILTERS = {
-    3: "LZ4",
-    4: "RLE",
-    5: "bzip2",
-    6: "double delta",
-    7: "bit width reduction",
-    8: "bit shuffle",
-    10: "positive delta",
-    12: "checksum MD5",
-    13: "checksum SHA256",
-    15: "float scale",
-    16: "XOR",
-    19: "delta",
-}
+_CODECS = {"ZSTD": "zstd", "GZIP": "zlib"}
 
 
-@dataclass(frozen=True, slots=True)
-class Schema:
-    """How a sparse matrix is stored.
-
-    Parameters
-    ----------
-    capacity
-        Number of elements of a tile.
-    block_rows, block_columns
-        Extents of the blocks by which elements are ordered.
-    dtype
-        Dtype of the values.
-    row_filters, column_filters, value_filters
-        How rows, columns and values of elements are encoded.
-    """
-
-    capacity: int
-    block_rows: int
-    block_columns: int
-    dtype: np.dtype[np.generic]
-    row_filters: _tiles.TileFilters
-    column_filters: _tiles.TileFilters
-    value_filters: _tiles.TileFilters
-
-
-def read_schema(content: bytes) -> Schema:
-    """Return the schema in a file.
-
-    Raises
-    ------
-    UnknownLayoutError
-        This module does not decode arrays of this schema.
-    ValueError, struct.error, zlib.error, RuntimeError
-        It is damaged.
-    """
-    fields = Fields(generic_tile(content, 0))
-    version, _, is_sparse, tile_order, cell_order, capacity = fields.numbers("IBBBBQ")
-    if version not in VERSIONS:
-        raise UnknownLayoutError(f"version {version} of TileDB's format is unknown")
-    if not is_sparse:
-        raise UnknownLayoutError("it is dense")
-    if tile_order or cell_order:
-        raise UnknownLayoutError("its elements are not in row-major order")
-    of_coordinates = _filters(fields)
-    _filters(fields)  # filters of offsets, which there are none of
-    _filters(fields)  # filters of validity, which are unused
-    if fields.number("I") != 2:  # noqa: PLR2004 - rows and columns
-        raise UnknownLayoutError("it does not have two dimensions")
-    extents, filters = list[int](), list[_tiles.TileFilters]()
-    for _ in range(2):
-        extent, own = _dimension(fields)
-        extents.append(extent)
-        filters.append(_known(*(own if own[0] else of_coordinates), np.dtype(np.int64)))
-    if extents[0] > _tiles.MOST_BAND_ROWS:
-        raise UnknownLayoutError(
-            f"its blocks have {extents[0]} rows, above {_tiles.MOST_BAND_ROWS}"
-        )
-    if fields.number("I") != 1:
-        raise UnknownLayoutError("its elements have several values")
-    named, of_values, _ = _field(fields)
-    if named is None:
-        raise UnknownLayoutError("its values are not numbers")
-    if fields.number("B"):
-        raise UnknownLayoutError("its values may be missing")
-    dtype = np.dtype(named)
-    return Schema(
-        capacity=capacity,
-        block_rows=extents[0],
-        block_columns=extents[1],
-        dtype=dtype,
-        row_filters=filters[0],
-        column_filters=filters[1],
-        value_filters=_known(*of_values, dtype),
-    )
-
-
-def _filters(fields: Fields) -> tuple[tuple[int, ...], int]:
-    """Return kinds of filters, in the order in which they are applied, and the size of chunks."""
-    chunk_bytes, n_filters = fields.numbers("II")
-    kinds = list[int]()
-    for _ in range(n_filters):
-        kind, n = fields.numbers("BI")
-        fields.bytes(n)
-        if kind != _NO_FILTER:
-            kinds.append(kind)
-    return tuple(kinds), chunk_bytes
-
-
-def _known(
-    kinds: tuple[int, ...], chunk_bytes: int, dtype: np.dtype[np.generic]
-) -> _tiles.TileFilters:
-    """Return filters in the form that compiled code takes."""
-    *before, last = kinds or (_NO_FILTER,)
-    if last == _BYTE_SHUFFLE and not before:
-        before, last = [last], _NO_FILTER
-    if before not in ([], [_BYTE_SHUFFLE]) or last not in (_NO_FILTER, *_CODECS):
-        names = [_FILTERS.get(kind, str(kind)) for kind in (*before, last)]
-        unknown = [name for name in names if name != str(_BYTE_SHUFFLE)] or names
-        raise UnknownLayoutError(f"filter {unknown[0]} is not supported")
-    codec = decode.chunk_codec(_CODECS.get(last, "none"))
-    shuffled = bool(before) and dtype.itemsize > 1
-    return _tiles.TileFilters(codec, shuffled, chunk_bytes)
-
-
-def _field(fields: Fields) -> tuple[str | None, tuple[tuple[int, ...], int], bytes]:
-    """Return the dtype of a dimension or an attribute, its filters, and its domain or fill value.
-
-    The dtype is None unless it has one number per element.
-    """
-    fields.bytes(fields.number("I"))  # its name
-    datatype, n_values = fields.numbers("BI")
-    filters = _filters(fields)
-    dtype = _DTYPES.get(datatype) if n_values == 1 else None
-    return dtype, filters, fields.bytes(fields.number("Q"))
-
-
-def _dimension(fields: Fields) -> tuple[int, tuple[tuple[int, ...], int]]:
-    """Return the extent of blocks along a dimension, and its filters."""
-    dtype, filters, domain = _field(fields)
-    if dtype != "int64":
-        raise UnknownLayoutError("its coordinates are not int64")
-    if fields.number("B"):
-        raise UnknownLayoutError("it has no blocks")
-    if Fields(domain).number("q"):
-        raise UnknownLayoutError("its rows are not numbered from 0")
-    extent = fields.number("q")
-    if extent < 1:
-        raise ValueError(f"blocks of {extent}")
-    return extent, filters
+def _filters(options: Mapping[str, Any], itemsize: int) -> _tiles.TileFilters:
+    """Return the filters of a dimension or an attribute."""
+    names = [each["name"] for each in options["filters"] or () if each["name"] != "NOOP"]
+    shuffled = names[:1] == ["BYTESHUFFLE"]
+    codecs = names[shuffled:]
+    for name in codecs:
+        if name not in _CODECS or len(codecs) > 1:
+            raise UnknownLayoutError(f"filter {name} is not supported")
+    codec = decode.chunk_codec(_CODECS[codecs[0]] if codecs else "none")
+    return _tiles.TileFilters(codec, shuffled and itemsize > 1)
 
 
 # The fragments of an array, one per write; ``format_spec/fragment.md`` of TileDB.
@@ -289,8 +133,6 @@ class Fragment:
     ----------
     name
         Name of its folder.
-    schema
-        File name of its schema.
     rows
         First and last row with elements in it.
     n_last
@@ -302,7 +144,6 @@ class Fragment:
     """
 
     name: str
-    schema: str
     rows: tuple[int, int]
     n_last: int
     tile_rows: NDArray[np.int64]
@@ -376,7 +217,7 @@ def read_fragment(folder: Path, name: str) -> Fragment:
     version, n_name = fields.numbers("IQ")
     if version not in VERSIONS:
         raise UnknownLayoutError(f"version {version} of TileDB's format is unknown")
-    schema = fields.bytes(n_name).decode()
+    fields.bytes(n_name)  # of its schema
     is_dense, is_empty = fields.numbers("BB")
     if is_dense or is_empty:
         raise UnknownLayoutError("a fragment is dense, or has no extent")
@@ -384,6 +225,8 @@ def read_fragment(folder: Path, name: str) -> Fragment:
     if any(fields.numbers("BB")):
         raise UnknownLayoutError("elements have their own timestamps, or were deleted")
     sizes = fields.numbers(f"{3 * _N_FIELDS}Q")
+    if any(sizes[_N_FIELDS:]):
+        raise UnknownLayoutError("its values are no single numbers, or may be missing")
     tree, *tiles = fields.numbers(f"{1 + _N_FIELDS}Q")
     offsets = np.stack([_offsets(generic_tile(content, tiles[k]), n_tiles) for k in _OF_FILES])
     ends = np.array([[sizes[k]] for k in _OF_FILES], np.int64)
@@ -394,7 +237,6 @@ def read_fragment(folder: Path, name: str) -> Fragment:
         raise ValueError("the rows of its tiles differ from its metadata")
     return Fragment(
         name=name,
-        schema=schema,
         rows=(first, last),
         n_last=of_last,
         tile_rows=tile_rows,
@@ -424,7 +266,7 @@ def _tile_rows(content: bytes, n_tiles: int) -> NDArray[np.int64]:
 
 # A sparse array of TileDB whose tiles are decoded here.
 
-_SCHEMAS = "__schema"
+_DIMENSIONS = ("soma_dim_0", "soma_dim_1")
 _DAMAGE = (OSError, ValueError, OverflowError, MemoryError, RuntimeError, struct.error, zlib.error)
 
 
@@ -433,39 +275,28 @@ class TiledCsr(SparseChunks):
 
     Parameters
     ----------
-    schema
-        How the array is stored.
     columns, values
         Columns and values of its elements.
     find
         Locates rows.
     joinids
         The row of the array for each row, ascending, int64; None if they are the same.
-    n_columns, n_elements
-        Number of columns and of elements.
+    n_columns
+        Number of columns.
     """
 
     def __init__(
         self,
         *,
-        schema: Schema,
         columns: _tiles.TileChunks,
         values: _tiles.TileChunks,
         find: _tiles.TileRows,
         joinids: NDArray[np.int64] | None,
         n_columns: int,
-        n_elements: int,
     ) -> None:
-        self._schema, self._find = schema, find
+        self._find, self._joinids, self.n_columns = find, joinids, n_columns
         self._columns, self.indices = columns, columns.array
         self._values, self.data = values, values.array
-        self._joinids, self.n_columns, self._n_elements = joinids, n_columns, n_elements
-
-    def rows_per_chunk(self, n_rows: int) -> float:
-        """Return the mean number of rows whose columns lie in one chunk, of ``n_rows`` rows."""
-        blocks = -(-self.n_columns // self._schema.block_columns)
-        of_row = max(1.0, self._n_elements / max(1, n_rows * blocks))
-        return max(1.0, min(self._columns.chunk_elements / of_row, self._schema.block_rows))
 
     def extents(self, rows: NDArray[np.int64]) -> decode.Extents:
         """See `SparseChunks`."""
@@ -478,16 +309,19 @@ class TiledCsr(SparseChunks):
 
 
 def tiled_csr(
+    array: Any,
     folder: Path,
     name: str,
     timestamp: int,
     joinids: NDArray[np.int64] | None,
     n_columns: int,
-) -> TiledCsr | None:
+) -> tuple[TiledCsr, float] | None:
     """Return a sparse array, reading only metadata; None if nothing is written there.
 
     Parameters
     ----------
+    array
+        The array, opened by tiledbsoma.
     folder
         Folder of the array.
     name
@@ -497,76 +331,79 @@ def tiled_csr(
     joinids, n_columns
         See `TiledCsr`.
 
+    Returns
+    -------
+    The array, and the mean number of its rows whose columns lie in one chunk.
+
     Raises
     ------
     UnknownLayoutError
         TileDB has to read the array; the message gives the reason.
     """
+    options = array.schema_config_options()
+    if (options.cell_order, options.tile_order) != ("row-major", "row-major"):
+        raise UnknownLayoutError("its elements are not in row-major order")
+    dtype = np.dtype(array.schema.field("soma_data").type.to_pandas_dtype())
+    if dtype.kind not in "iuf":
+        raise UnknownLayoutError("its values are not numbers")
+    dims, coordinates = json.loads(options.dims), np.dtype(np.int64)
+    block_rows, block_columns = (int(dims[each]["tile"]) for each in _DIMENSIONS)
+    if block_rows > _tiles.MOST_BAND_ROWS:
+        raise UnknownLayoutError(
+            f"its blocks have {block_rows} rows, above {_tiles.MOST_BAND_ROWS}"
+        )
+    filters = [_filters(dims[each], coordinates.itemsize) for each in _DIMENSIONS]
+    filters.append(_filters(json.loads(options.attrs)["soma_data"], dtype.itemsize))
     try:
         names = fragments_at(folder, timestamp)
         if not names:
             return None
-        schema, found = _read(folder, names)
-        return _joined(folder, name, schema, found, joinids, n_columns)
+        found = sorted((read_fragment(folder, each) for each in names), key=lambda each: each.rows)
+        if any(first.rows[1] >= second.rows[0] for first, second in itertools.pairwise(found)):
+            raise UnknownLayoutError("several of its fragments have the same rows")
+        n_elements = np.concatenate([each.n_elements(options.capacity) for each in found])
+        files = files_in(
+            folder, [f"{FRAGMENTS}/{each.name}/{file}" for file in FILES for each in found]
+        )
+        expected = np.array([each.bounds[:, -1] for each in found]).T.ravel()
+        if (files.sizes(np.arange(expected.size)) != expected).any():
+            raise UnknownLayoutError("the size of a file differs from its metadata")
     except _DAMAGE as error:
         raise UnknownLayoutError("its metadata cannot be read") from error
-
-
-def _read(folder: Path, names: list[str]) -> tuple[Schema, list[Fragment]]:
-    """Return the schema of fragments, which must share one, and the fragments, by their rows."""
-    found = sorted((read_fragment(folder, name) for name in names), key=lambda each: each.rows)
-    if any(first.rows[1] >= second.rows[0] for first, second in itertools.pairwise(found)):
-        raise UnknownLayoutError("several of its fragments have the same rows")
-    of_fragments = {each.schema for each in found}
-    schemas = {read_schema((folder / _SCHEMAS / each).read_bytes()) for each in of_fragments}
-    if len(schemas) > 1:
-        raise UnknownLayoutError("its fragments have different schemas")
-    return schemas.pop(), found
-
-
-def _joined(
-    folder: Path,
-    name: str,
-    schema: Schema,
-    found: list[Fragment],
-    joinids: NDArray[np.int64] | None,
-    n_columns: int,
-) -> TiledCsr:
-    """Return an array of fragments, in row order."""
-    names = [f"{FRAGMENTS}/{each.name}/{file}" for file in FILES for each in found]
-    files = files_in(folder, names)
-    expected = np.array([each.bounds[:, -1] for each in found]).T.ravel()
-    if (files.sizes(np.arange(len(names))) != expected).any():
-        raise UnknownLayoutError("the size of a file differs from its metadata")
     n_tiles = np.array([each.n_tiles for each in found])
-    n_elements = np.concatenate([each.n_elements(schema.capacity) for each in found])
-
-    def array(
-        number: int, column: str, dtype: np.dtype[Any], filters: _tiles.TileFilters
-    ) -> _tiles.TileChunks:
-        tiles = _tiles.Tiles(
-            files=np.repeat(np.arange(len(found)) + number * len(found), n_tiles),
-            offsets=np.concatenate([each.bounds[number, :-1] for each in found]),
-            ends=np.concatenate([each.bounds[number, 1:] for each in found]),
-            n_elements=n_elements,
-            capacity=schema.capacity,
+    chunks = [
+        _tiles.TileChunks(
+            f"{name}/{column}",
+            _tiles.Tiles(
+                files=np.repeat(np.arange(len(found)) + number * len(found), n_tiles),
+                offsets=np.concatenate([each.bounds[number, :-1] for each in found]),
+                ends=np.concatenate([each.bounds[number, 1:] for each in found]),
+                n_elements=n_elements,
+                capacity=options.capacity,
+            ),
+            own,
+            filters[number],
+            files,
         )
-        return _tiles.TileChunks(f"{name}/{column}", tiles, dtype, filters, files)
-
-    number_of_row = np.dtype(np.int64)
+        for number, (column, own) in enumerate(
+            zip((*_DIMENSIONS, "soma_data"), (coordinates, coordinates, dtype), strict=True)
+        )
+    ]
     fragments = _tiles.Fragments(
         rows=np.array([each.rows for each in found], np.int64),
         first_tiles=np.concatenate([[0], np.cumsum(n_tiles, dtype=np.int64)]),
         tile_rows=np.concatenate([each.tile_rows for each in found]),
-        block_rows=schema.block_rows,
+        block_rows=block_rows,
     )
-    rows = array(0, "soma_dim_0", number_of_row, schema.row_filters)
-    return TiledCsr(
-        schema=schema,
-        columns=array(1, "soma_dim_1", number_of_row, schema.column_filters),
-        values=array(2, "soma_data", schema.dtype, schema.value_filters),
+    rows, columns, values = chunks
+    tiled = TiledCsr(
+        columns=columns,
+        values=values,
         find=_tiles.TileRows(rows, fragments),
         joinids=joinids,
         n_columns=n_columns,
-        n_elements=int(n_elements.sum()),
     )
+    n_blocks = -(-n_columns // block_columns)
+    of_row = n_elements.sum() / ((found[-1].rows[1] + 1) * n_blocks)
+    rows_per_chunk = min(columns.chunk_elements / max(1.0, of_row), block_rows)
+    return tiled, max(1.0, rows_per_chunk)

@@ -5,9 +5,9 @@ header with its size before and after filters, and the metadata of its filters.
 """
 
 import struct
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from cellfeed.extending import FormatError
 _N_CHUNKS = struct.Struct("<Q")
 _HEAD = struct.Struct("<III")  # bytes before and after filters, and of metadata
 _PAIR = struct.Struct("<II")
+_CHUNK_BYTES = 1 << 16  # largest size of a chunk before its filters, always the default
 _TILES_AT_ONCE = 16  # whose heads are read together
 
 
@@ -33,13 +34,10 @@ class TileFilters:
         Compression, the last filter; see `chunk_codec`.
     shuffled
         Whether bytes are shuffled before compression.
-    chunk_bytes
-        Largest size of a chunk before its filters.
     """
 
     codec: int
     shuffled: bool
-    chunk_bytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +99,7 @@ class TileChunks:
     def __init__(
         self, name: str, tiles: Tiles, dtype: np.dtype[Any], filters: TileFilters, files: ByteStore
     ) -> None:
-        self.chunk_elements = max(1, filters.chunk_bytes // dtype.itemsize)
+        self.chunk_elements = _CHUNK_BYTES // dtype.itemsize
         self._per_tile = -(-tiles.capacity // self.chunk_elements)
         self.padded = self._per_tile * self.chunk_elements
         self._name, self.tiles, self._files = name, tiles, files
@@ -232,7 +230,7 @@ def parts_of_chunk(content: bytes, metadata: int, first: int) -> Iterator[tuple[
 
 MOST_BAND_ROWS = (1 << 16) - 1  # and elements of a run
 _BAND_ROWS = 2048  # blocks with fewer rows are taken together
-_MOST_BYTES = 256 << 20  # of runs that are cached: 4 bytes for each row and block of columns
+_MOST_BANDS = 1024  # that are cached: 4 bytes for each row and block of columns
 _DECODED_AT_ONCE = 8  # tiles whose rows are decoded together
 
 
@@ -261,7 +259,7 @@ class Fragments:
 class TileRows:
     """Finds rows in tiles.
 
-    Up to 256 MiB of runs are cached; beyond that, the least recently used ones are dropped.
+    The bands that were used last are cached.
 
     Parameters
     ----------
@@ -275,11 +273,10 @@ class TileRows:
         self._chunks, self._tiles, self._fragments = chunks, chunks.tiles, fragments
         blocks = max(1, _BAND_ROWS // fragments.block_rows)
         self._band_rows = blocks * fragments.block_rows
-        self._bands = OrderedDict[tuple[int, int], _Band]()
-        self._n_bytes = 0
+        self._band = lru_cache(_MOST_BANDS)(self._read)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_bands": OrderedDict(), "_n_bytes": 0}
+    def __reduce__(self) -> Any:
+        return TileRows, (self._chunks, self._fragments)
 
     def __call__(self, rows: NDArray[np.int64]) -> Extents:
         """Return where rows lie, with elements numbered as if every tile were full.
@@ -314,19 +311,6 @@ class TileRows:
             tables.append(table[:n].copy())
         of_row, firsts, counts, within = np.ascontiguousarray(np.concatenate(tables).T)
         return Extents(lengths=lengths, firsts=firsts, counts=counts, rows=of_row, within=within)
-
-    def _band(self, fragment: int, number: int) -> "_Band":
-        """Return the runs of a band of rows."""
-        key = fragment, number
-        if key in self._bands:
-            self._bands.move_to_end(key)
-            return self._bands[key]
-        band = self._bands[key] = self._read(fragment, number)
-        self._n_bytes += band.n_bytes
-        while self._n_bytes > _MOST_BYTES and len(self._bands) > 1:
-            _, dropped = self._bands.popitem(last=False)
-            self._n_bytes -= dropped.n_bytes
-        return band
 
     def _read(self, fragment: int, number: int) -> "_Band":
         """Find the runs of a band of rows."""
@@ -388,8 +372,3 @@ class _Band:
     first: int
     rows: NDArray[np.uint16]
     lengths: NDArray[np.uint16]
-
-    @property
-    def n_bytes(self) -> int:
-        """Its memory in bytes."""
-        return self.rows.nbytes + self.lengths.nbytes

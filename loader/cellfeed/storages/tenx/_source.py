@@ -33,43 +33,35 @@ from cellfeed.sources.anndata import (
 )
 
 _MATRIX = "matrix"  # the group since Cell Ranger 3; before, there was one for each genome
+_BARCODES, _FEATURES = f"{_MATRIX}/barcodes", f"{_MATRIX}/features"
 _ARRAYS = {"barcodes", "indptr"}  # by which a matrix of one genome is recognized
 _WRITER = "Cell Ranger"
 # Columns of var, as scanpy names them, and the arrays that hold them.
 _COLUMNS = {"gene_ids": "id", "feature_types": "feature_type", "genome": "genome"}
-_GENES = "Gene Expression"
 _LIBRARY = "library"  # the obs column that files have
 
 
-def matrices(root: h5py.Group) -> tuple[str, ...]:
-    """Return the groups that are matrices of 10x Genomics: one, or one for each genome."""
+def _is_matrix(root: h5py.Group) -> bool:
+    """Return whether a file has a matrix of 10x Genomics, of any version."""
     groups = {name: each for name, each in own_members(root).items() if is_group(each)}
-    if _MATRIX in groups and "features" in groups[_MATRIX]:
-        return (_MATRIX,)
-    return tuple(name for name in sorted(groups) if groups[name].keys() >= _ARRAYS)
+    return "features" in groups.get(_MATRIX, ()) or any(
+        each.keys() >= _ARRAYS for each in groups.values()
+    )
 
 
 class TenxCsr(StoredCsr):
-    """The matrix of one group.
-
-    Parameters
-    ----------
-    file, group
-        The file, and the group.
-    names
-        The array of the names of features.
-    """
+    """The matrix of a file."""
 
     _writer = _WRITER
 
-    def __init__(self, file: H5File, group: str, names: str) -> None:
-        super().__init__(file, group, names, f"{group}/barcodes")
-        self._names, self.var = names, "var"
+    def __init__(self, file: H5File) -> None:
+        super().__init__(file, _MATRIX, f"{_FEATURES}/name", _BARCODES)
+        self.var = "var"
 
     def var_names(self) -> NDArray[np.object_]:
         """Return the names of the features, str, shape (n_columns,)."""
-        with self._damage_named(self._names):
-            names = frames.read_names(self._file, self._names)
+        with self._damage_named(path := f"{_FEATURES}/name"):
+            names = frames.read_names(self._file, path)
         return names if self.stored_columns is None else names[self.stored_columns >= 0]
 
     def of_features(self, modality: str, are_wanted: NDArray[np.bool_]) -> TenxCsr:
@@ -101,18 +93,16 @@ class TenxCsr(StoredCsr):
 class TenxSource(FileSource):
     """A feature-barcode matrix of 10x Genomics, as Cell Ranger and compatible programs write it.
 
-    Pass it to `open_collection` in place of a path, to add annotations of cells, or to choose one
-    of several genomes; otherwise the path suffices. Cells are named by their barcodes, and features
-    by their names, as `scanpy.read_10x_h5` does. Files of version 3 (group ``matrix``) and 2 (a
-    group for each genome) are read. The obs column ``library`` is what Cell Ranger calls the
-    library of a cell, or the number of its GEM well where the file does not name libraries.
+    Pass it to `open_collection` in place of a path, to add annotations of cells; otherwise the path
+    suffices. Cells are named by their barcodes, and features by their names, as
+    `scanpy.read_10x_h5` does. Files are those of Cell Ranger 3 and later. The obs column
+    ``library`` is what Cell Ranger calls the library of a cell, or the number of its GEM well where
+    the file does not name libraries.
 
     Parameters
     ----------
     file
         The ``.h5`` file: a path, or a URL.
-    genome
-        The genome to read, if a file of version 2 has several. Each has cells of its own.
     obs
         Annotations of cells, a data frame indexed by barcode, whose columns become obs columns and
         stay in memory. Values are missing for cells that it lacks; rows of other cells are ignored.
@@ -130,7 +120,7 @@ class TenxSource(FileSource):
     PathError
         There is no such file.
     FormatError
-        It is not such a file, is damaged, or has several genomes or not this one.
+        It is not such a file, was written before Cell Ranger 3, or is damaged.
     ParameterError
         ``obs`` has a barcode twice, or none of the file.
 
@@ -159,26 +149,26 @@ class TenxSource(FileSource):
         self,
         file: str | os.PathLike[str] | H5File,
         *,
-        genome: str | None = None,
         obs: pd.DataFrame | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(file if isinstance(file, H5File) else _file_at(file, storage_options))
         with damage_named(self.location, _MATRIX, writer=_WRITER):
-            self._group = self._chosen(matrices(self._file()), genome)
-        self._features = f"{self._group}/features" if self._group == _MATRIX else self._group
-        names = f"{self._features}/{'name' if self._group == _MATRIX else 'gene_names'}"
-        X = TenxCsr(self._file, self._group, names)
-        types = self._types(X.shape[1])
+            is_known = _FEATURES in self._file()
+        if not is_known:
+            msg = f"{self.location}: is no feature-barcode matrix of Cell Ranger 3 or later; give"
+            msg = f"{msg} filtered_feature_bc_matrix.h5, or convert an older matrix:"
+            raise FormatError(f"{msg} scanpy.read_10x_h5(path).write_h5ad(...)")
+        X = TenxCsr(self._file)
+        types = self._read(f"{_FEATURES}/feature_type")
+        if types.shape != (X.shape[1],):
+            msg = f"{self.location}: `{_MATRIX}` has {X.shape[1]:,} features, but types of"
+            raise FormatError(f"{msg} {types.size:,}; copy or download it again")
         self.elements = {"X": X} | {
             f"mod/{each}/X": X.of_features(each, types == each)
             for each in dict.fromkeys(types.tolist())
         }
         self._obs, self._obs_rows = obs, None if obs is None else self._matched(obs)
-
-    def selection(self) -> str:
-        """Return the genome, if there is a matrix for each."""
-        return "" if self._group == _MATRIX else self._group
 
     def stored_elements(self) -> dict[str, str]:
         """Return the encoding of ``X``, which contains the features of all types."""
@@ -198,9 +188,8 @@ class TenxSource(FileSource):
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Return rows of columns, indexed by barcode."""
-        path = f"{self._group}/barcodes"
-        with self._damage_named(path):
-            barcodes = frames.read_rows(self._file.stored(path), rows)
+        with self._damage_named(_BARCODES):
+            barcodes = frames.read_rows(self._file.stored(_BARCODES), rows)
         table = self._annotations(columns, rows)
         if _LIBRARY in columns and _LIBRARY not in table:
             table[_LIBRARY] = self._libraries[rows]
@@ -210,50 +199,16 @@ class TenxSource(FileSource):
         """Read the table of features: ids, types, genomes, and what else the file says of them."""
         n_features = self.elements["X"].shape[1]
         names = pd.Index(self.elements["X"].var_names(), dtype=object)
-        if self._group != _MATRIX:
-            columns: dict[str, Any] = {"feature_types": _GENES, "genome": self._group}
-            path = f"{self._group}/genes"  # some programs write names alone
-            ids = {"gene_ids": self._read(path)} if path in self._file() else {}
-            return pd.DataFrame(ids | columns, index=names)
-        with self._damage_named(self._features):
+        with self._damage_named(_FEATURES):
             stored = {
-                name: f"{self._features}/{name}"
-                for name, each in self._file.stored(self._features).items()
+                name: f"{_FEATURES}/{name}"
+                for name, each in self._file.stored(_FEATURES).items()
                 if not is_group(each) and each.shape == (n_features,)
             }
         known = {column: stored.pop(name) for column, name in _COLUMNS.items() if name in stored}
         others = {name: path for name, path in stored.items() if name != "name"}
         paths = known | others
         return pd.DataFrame({name: self._read(each) for name, each in paths.items()}, index=names)
-
-    def _chosen(self, there: Sequence[str], genome: str | None) -> str:
-        """Return the group to read."""
-        if not there:
-            msg = f"{self.location}: is not a feature-barcode matrix of 10x Genomics"
-            raise FormatError(f"{msg}; give filtered_feature_bc_matrix.h5 of Cell Ranger")
-        if genome is None and len(there) == 1:
-            return there[0]
-        listed = ", ".join(there)
-        if there == (_MATRIX,):
-            msg = f"`genome` is for files with a matrix for each genome, but {self.location} has"
-            raise ParameterError(f"{msg} one for all; choose genes by `open_collection(genes=...)`")
-        if genome is None:
-            msg = f"{self.location}: has matrices of {len(there)} genomes ({listed})"
-            one = f"cellfeed.TenxSource({self.location.text!r}, genome={there[0]!r})"
-            raise FormatError(f"{msg}; choose one, such as {one}")
-        if genome not in there:
-            raise FormatError(f"{self.location}: has no genome {genome!r}, but {listed}; give one")
-        return genome
-
-    def _types(self, n_features: int) -> NDArray[Any]:
-        """Return the type of each feature, str, shape (n_features,)."""
-        if self._group != _MATRIX:
-            return np.full(n_features, _GENES, object)
-        types = self._read(f"{self._features}/feature_type")
-        if types.shape != (n_features,):
-            msg = f"{self.location}: `{self._group}` has {n_features:,} features, but types of"
-            raise FormatError(f"{msg} {types.size:,}; copy or download it again")
-        return types
 
     def _read(self, path: str) -> NDArray[Any]:
         """Read an array of text, or of numbers."""
@@ -271,7 +226,7 @@ class TenxSource(FileSource):
         if len(repeated):
             msg = f"`obs` has the barcode {repeated[0]!r} twice; give one row for each cell"
             raise ParameterError(f"{self.location}: {msg}")
-        barcodes = self._read(f"{self._group}/barcodes")
+        barcodes = self._read(_BARCODES)
         rows = np.asarray(index.get_indexer(pd.Index(barcodes, dtype=object)), np.int32)
         if barcodes.size and (rows < 0).all():
             shown = f"{index[0]!r}" if len(index) else "empty"
@@ -282,7 +237,7 @@ class TenxSource(FileSource):
     @cached_property
     def _libraries(self) -> pd.Categorical:
         """The library of each cell; a barcode ends in the number of its GEM well, as in -1."""
-        barcodes = self._read(f"{self._group}/barcodes")
+        barcodes = self._read(_BARCODES)
         with self._damage_named(_MATRIX):
             stored = np.atleast_1d(self._file().attrs.get("library_ids", []))
             ids = [each.decode() if isinstance(each, bytes) else str(each) for each in stored]
@@ -328,5 +283,5 @@ TENX = Storage(
     name="10x Genomics",
     open=lambda location, _: [TenxSource(location)],
     recognizes=lambda _: False,
-    open_hdf5=lambda file: TenxSource(file) if matrices(file()) else None,
+    open_hdf5=lambda file: TenxSource(file) if _is_matrix(file()) else None,
 )

@@ -1,4 +1,4 @@
-"""Loading goes on where it was stopped, never with other cells, and says what is wrong."""
+"""What is loaded is all there or not at all, and what is wrong is said."""
 
 import subprocess
 import sys
@@ -10,17 +10,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-import zarr
 from tests import commands
 from tests.warm import python as warm
 
 from cellfeed import (
     FormatError,
-    HuggingFaceSource,
     MismatchError,
     ParameterError,
+    PathError,
     PostgresSource,
-    SomaSource,
+    RemoteError,
     load_database,
     open_collection,
 )
@@ -29,7 +28,6 @@ of_server = pytest.mark.server
 N_CELLS, N_GENES = 700, 30
 MOST_CELLS = 8192  # of a part
 N_MANY = 2 * MOST_CELLS + 9
-OTHER = "was begun with other files, elements or obs columns"
 
 
 @pytest.fixture
@@ -43,8 +41,8 @@ def files(tmp_path):
         obs = pd.DataFrame(
             {
                 "plate": pd.Categorical([f"p{k}"] * n),
-                "id": np.arange(n, dtype=np.int16),
-                "x" * 70: random.random(n).astype(np.float32),
+                "number": np.arange(n, dtype=np.int16),
+                "share": random.random(n).astype(np.float32),
                 "count": pd.array([7 if each % 5 else pd.NA for each in range(n)], dtype="Int64"),
                 "passed": pd.array([each % 3 > 0 or pd.NA for each in range(n)], dtype="boolean"),
                 "large": np.full(n, 2**64 - 1, np.uint64),
@@ -84,20 +82,16 @@ class StoppedError(Exception):
     pass
 
 
-def stop(*_):
-    raise StoppedError
-
-
 @of_server
 def test_obs_of_every_kind(files, load, postgres_server):
     paths, cells = files
     told = []
     done = load(paths, on_progress=lambda *numbers: told.append(numbers))
-    assert (done.n_cells, done.n_parts, done.n_parts_written) == (N_CELLS, 1, 1)
+    assert done.n_cells == N_CELLS
     assert told == [(N_CELLS, N_CELLS)]
-    collection = read(done.url, postgres_server, obs=["source_row", "id"])
+    collection = read(done.url, postgres_server, obs=["source_row", "number"])
     assert np.array_equal(collection[:].X.toarray(), sp.vstack([a.X for a in cells]).toarray())
-    for name in ("source_row", "id"):
+    for name in ("source_row", "number"):
         assert np.array_equal(collection.obs[name].values, [*range(400), *range(300)])
     source = PostgresSource(done.url, storage_options=postgres_server.options)
     expected = pd.concat([each.obs for each in cells])
@@ -117,31 +111,40 @@ def test_obs_of_every_kind(files, load, postgres_server):
     assert source.obs_names()[-2:] == ["source_file", "source_row"]
     some = PostgresSource(
         done.url,
-        where="source_file = '1.h5ad' AND obs_2 < 0.5 AND size = 2",
+        where="source_file = '1.h5ad' AND share < 0.5 AND size = 2",
         storage_options=postgres_server.options,
     )
     own = cells[1].obs
-    assert some.n_rows == np.count_nonzero((own["x" * 70] < 0.5) & (own["size"] == 2))
+    assert some.n_rows == np.count_nonzero((own["share"] < 0.5) & (own["size"] == 2))
 
 
-# Stopped, killed, and resumed
+# All or nothing
 
 
 @of_server
-def test_a_load_that_is_stopped_goes_on(many, load, postgres_server):
+def test_a_load_of_several_parts(many, load, postgres_server):
     path, X = many
     told = []
-
-    with pytest.raises(StoppedError):
-        load(path, on_progress=stop)
     done = load(path, on_progress=lambda *numbers: told.append(numbers))
-    assert (done.n_parts, done.n_parts_written) == (3, 2)
-    assert told == [(2 * MOST_CELLS, N_MANY), (N_MANY, N_MANY)]
+    assert told == [(k, N_MANY) for k in (MOST_CELLS, 2 * MOST_CELLS, N_MANY)]
     collection = read(done.url, postgres_server, obs_names=True)
     assert (collection[:].X != X).nnz == 0
     last = collection.obs_names(np.array([N_MANY - 1, MOST_CELLS]))
     assert last.tolist() == [f"cell{N_MANY - 1}", f"cell{MOST_CELLS}"]
-    assert load(path).n_parts_written == 0
+
+
+@of_server
+def test_a_load_that_is_stopped_leaves_nothing(many, load, postgres_server, request):
+    def stop(*_):
+        asked.append(postgres_server.ask(query))
+        raise StoppedError
+
+    path, X = many
+    query, asked = f"SELECT to_regnamespace('{request.node.name}')", []
+    with pytest.raises(StoppedError):
+        load(path, on_progress=stop)
+    assert [*asked, postgres_server.ask(query)] == [[(None,)]] * 2
+    assert (read(load(path).url, postgres_server)[:].X != X).nnz == 0
 
 
 KILLED = """
@@ -158,7 +161,7 @@ load_database(path, url, name, on_progress=tell)
 @of_server
 @pytest.mark.process
 @pytest.mark.slow
-def test_a_load_that_is_killed_goes_on(many, load, postgres_server, request, monkeypatch):
+def test_a_load_that_is_killed_leaves_nothing(many, load, postgres_server, request, monkeypatch):
     monkeypatch.setenv("PGPASSWORD", postgres_server.password)
     (path, X), name = many, request.node.name
     command = [sys.executable, "-c", KILLED, *map(str, (path, postgres_server.url, name))]
@@ -166,124 +169,38 @@ def test_a_load_that_is_killed_goes_on(many, load, postgres_server, request, mon
         assert killed.stdout is not None
         assert int(killed.stdout.readline()) == MOST_CELLS
         killed.kill()
-    url = f"{postgres_server.url}?collection={quote(name)}"
-    with pytest.raises(FormatError, match="is incomplete"):
-        read(url, postgres_server)
-    done = load(path)
-    assert (done.n_parts_written, done.url) == (2, url)
-    assert (read(url, postgres_server)[:].X != X).nnz == 0
+    with pytest.raises(PathError, match="there is no collection"):
+        read(f"{postgres_server.url}?collection={quote(name)}", postgres_server)
+    assert (read(load(path).url, postgres_server)[:].X != X).nnz == 0
 
 
 @of_server
-def test_one_process_at_a_time_loads(files, load):
-    def load_too(*_):
-        with pytest.raises(ParameterError, match="is being loaded by another process; wait for it"):
-            load(files[0])
+def test_a_connection_that_is_lost(many, load, postgres_server):
+    def drop(*_):
+        postgres_server.ask(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'lost'"
+        )
 
-    assert load(files[0], on_progress=load_too).n_parts_written == 1
-
-
-# Only with the same cells
-
-
-@pytest.fixture
-def adata():
-    X = sp.csr_matrix(np.random.default_rng(0).poisson(0.4, (200, 20)).astype(np.float32))
-    obs = pd.DataFrame({"half": pd.Categorical(np.repeat(["l", "r"], 100))})
-    return ad.AnnData(X, obs=obs.set_index(obs.index.astype(str)))
-
-
-@of_server
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_cells_in_memory(adata, load, postgres_server, request, is_stopped):
-    if is_stopped:
-        with pytest.raises(StoppedError):
-            load(adata, on_progress=stop)
-    else:
-        load(adata)
-    adata.X = adata.X * 2
-    said = r"its cells cannot be identified; .* DROP SCHEMA .*\.h5ad"
-    with pytest.raises(ParameterError, match=said) as raised:
-        load(adata)
+    options = postgres_server.options | {"application_name": "lost"}
+    with pytest.raises(RemoteError, match=r"cannot be read \(.*\); check server") as raised:
+        load(many[0], on_progress=drop, database_options=options)
     assert "\n" not in str(raised.value)
-    postgres_server.ask(f'DROP SCHEMA "{request.node.name}" CASCADE')
-    found = read(load(adata).url, postgres_server)[:].X
-    assert np.array_equal(found.toarray(), adata.X.toarray())
 
 
 @of_server
-def test_obs_of_a_backed_object_is_in_memory(adata, load, tmp_path):
-    adata.write_h5ad(tmp_path / "cells.h5ad")
-    backed = ad.read_h5ad(tmp_path / "cells.h5ad", backed="r")
-    load(backed)
-    backed.obs["half"] = backed.obs["half"].to_numpy()[::-1]
-    with pytest.raises(ParameterError, match="its cells cannot be identified"):
-        load(backed)
-    backed.file.close()
-
-
-def zarr_store(adata, load, folder, server):
-    path = folder / "cells.zarr"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of AnnData's own
-        adata.write_zarr(path)
-    yield path
-    data = zarr.open_array(path / "X/data")
-    data[:] = 2 * np.asarray(data[:])
-    yield path
-
-
-def condition_in_sql(adata, load, folder, server):
-    url = load(adata, "whole").url
-    for half in "lr":
-        yield PostgresSource(url, where=f"half = '{half}'", storage_options=server.options)
-
-
-def obs_query(adata, load, folder, server):
-    pytest.importorskip("tiledbsoma")
-    from tests.loader.storages.soma.written import write_experiment  # noqa: PLC0415 - it imports an extra
-
-    experiment = write_experiment(folder / "experiment", adata)
-    for half in "lr":
-        yield SomaSource(experiment, obs_query=f"half == '{half}'")
-
-
-def order_of_rows_and_genes(adata, load, folder, server):
-    datasets = pytest.importorskip("datasets")
-    columns = {"genes": [[1, 2], [1], [2]], "expressions": [[3.0, 4.0], [5.0], [6.0]]}
-    datasets.Dataset.from_dict(columns).save_to_disk(folder / "saved")
-    saved = datasets.load_from_disk(folder / "saved")
-    for rows, gene_ids in (([2, 0], [1, 2]), ([0, 2], [1, 2]), ([2, 0], [2, 1])):
-        table = pd.DataFrame({"token": gene_ids}, index=[f"gene{each}" for each in gene_ids])
-        yield HuggingFaceSource(saved.select(rows), gene_table=table, tokens="token")
-
-
-@of_server
-@pytest.mark.parametrize(
-    "sources", [zarr_store, condition_in_sql, obs_query, order_of_rows_and_genes]
-)
-def test_other_cells_are_refused(adata, load, tmp_path, postgres_server, sources):
-    given = sources(adata, load, tmp_path, postgres_server)
-    first = next(given)
-    assert load(first).n_parts_written == 1
-    assert load(first).n_parts_written == 0
-    n_refused = 0
-    for n_refused, other in enumerate(given, 1):  # noqa: B007
-        with pytest.raises(ParameterError, match=OTHER):
-            load(other)
-    assert n_refused
-
-
-@of_server
-def test_something_else_of_this_name(files, load, postgres_server):
+def test_a_name_that_is_taken(files, load, postgres_server, request):
     paths, _ = files
-    load(paths[0])
-    for given, options in ((paths, {}), (paths[0], {"obs": ["plate"]})):
-        with pytest.raises(ParameterError, match=OTHER):
-            load(given, **options)
-    postgres_server.ask("CREATE SCHEMA theirs")
-    with pytest.raises(ParameterError, match="the schema theirs exists, but is not a collection"):
-        load(paths, "theirs")
+    said = r'there is a schema .*, or another process is writing it; give .* DROP SCHEMA ".*" CASC'
+
+    def load_too(*_):
+        with pytest.raises(ParameterError, match=said) as raised:
+            load(paths[0])
+        assert "\n" not in str(raised.value)
+
+    load(paths[0], on_progress=load_too)
+    load_too()
+    postgres_server.ask(f'DROP SCHEMA "{request.node.name}" CASCADE')
+    assert load(paths[1]).n_cells == 300
     for name in ("", "pg_mine", "x" * 64):
         with pytest.raises(ParameterError, match="`name` must have 1 to 63 bytes"):
             load(paths, name)
@@ -292,6 +209,16 @@ def test_something_else_of_this_name(files, load, postgres_server):
 
 
 # Names, text and columns
+
+
+@of_server
+@pytest.mark.parametrize("name", ["id", "name", "x" * 64, "ü" * 32])
+def test_names_that_postgresql_cannot_have(load, name):
+    obs = pd.DataFrame({name: [1, 2, 3], "plate": "p"}, index=list("abc"))
+    adata = ad.AnnData(np.eye(3, dtype=np.float32), obs=obs)
+    with pytest.raises(ParameterError, match=rf"the column '{name}' cannot .*; leave it out, or"):
+        load(adata, "names")
+    assert load(adata, f"without {len(name)}", obs=["plate"]).n_cells == 3
 
 
 @of_server
@@ -326,9 +253,9 @@ def test_percent_signs_in_names(load, postgres_server, tmp_path):
 
 
 @of_server
-@pytest.mark.parametrize("name", [["a\0b", "c", "d"], pd.Categorical(["a\0b"] * 3)])
-def test_text_that_postgresql_cannot_have(tmp_path, load, name):
-    obs = pd.DataFrame({"name": name}, index=list("xyz"))
+@pytest.mark.parametrize("text", [["a\0b", "c", "d"], pd.Categorical(["a\0b"] * 3)])
+def test_text_that_postgresql_cannot_have(tmp_path, load, text):
+    obs = pd.DataFrame({"text": text}, index=list("xyz"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of AnnData's own
         ad.AnnData(np.eye(3, dtype=np.float32), obs=obs).write_zarr(tmp_path / "nul.zarr")
@@ -368,7 +295,7 @@ def test_the_command(files, postgres_server, request, monkeypatch):
     monkeypatch.setenv("PGPASSWORD", postgres_server.password)
     done = commands.cellfeed(*command, "--obs", "plate,size")
     assert done.exit_code == 0, done.stderr
-    head = f"{postgres_server.url}?collection={name}: 700 cells in 1 part (1 written), "
+    head = f"{postgres_server.url}?collection={name}: 700 cells, "
     assert done.stdout.startswith(head)
     collection = open_collection(f"{postgres_server.url}?collection={name}", obs=["size"])
     assert np.array_equal(collection[[699, 3]].X.toarray()[1], cells[0].X[3].toarray()[0])

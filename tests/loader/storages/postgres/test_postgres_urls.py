@@ -48,7 +48,10 @@ def test_other_characters_in_a_password(password):
 
 
 def test_a_server_that_is_not_there(plates):
-    url, remedy = "postgresql://nobody@127.0.0.1:1/db", "; check that the server runs, and"
+    url, remedy = (
+        "postgresql://nobody@127.0.0.1:1/db",
+        "; check server, user, password, name of the database, and",
+    )
     for option, ask in (
         ("database_options", lambda: load_database(plates, url, "cells")),
         ("storage_options", lambda: open_collection(url)),

@@ -178,7 +178,7 @@ def test_runs_are_found_anew_where_they_are_too_many(tmp_path, monkeypatch):
     matrix = random_matrix(300, 20, 0.5)
     path = write(tmp_path / "e", matrix, create={"dims": dims(16, 8)})
     monkeypatch.setattr(cellfeed.storages.soma._tiles, "_BAND_ROWS", 1)
-    monkeypatch.setattr(cellfeed.storages.soma._tiles, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(cellfeed.storages.soma._tiles, "_MOST_BANDS", 3)
     collection = open_collection(path)
     for seed in range(3):
         rows = np.random.default_rng(seed).permutation(300)[:100]
@@ -187,7 +187,7 @@ def test_runs_are_found_anew_where_they_are_too_many(tmp_path, monkeypatch):
 
 SLOW = {
     "filter LZ4 is not supported": {"attrs": {"soma_data": {"filters": ["LZ4Filter"]}}},
-    "filter bit width reduction is not supported": {
+    "filter BIT_WIDTH_REDUCTION is not supported": {
         "dims": dims(16, 8, filters=["BitWidthReductionFilter", ZSTD])
     },
     "its elements are not in row-major order": {

@@ -20,10 +20,10 @@ class TestTenx(Suite):
     decoded_here = True
 
     def storages(self, layout, dtype):
-        return st.tuples(st.sampled_from([2, 3]), st.integers(1, 40), st.sampled_from(OPTIONS))
+        return st.tuples(st.integers(1, 40), st.sampled_from(OPTIONS))
 
     def stored(self, path, case):
-        version, chunk, options = case.storage
+        chunk, options = case.storage
         ids = [f"ENSG{k}" for k in range(case.n_vars)]
         columns = {"gene_ids": ids, "feature_types": "Gene Expression", "genome": "GRCh38"}
         return write_tenx(
@@ -31,7 +31,6 @@ class TestTenx(Suite):
             case,
             barcodes=barcodes(case.n_rows, seed=case.seed),
             features=pd.DataFrame(columns, index=case.var.index),
-            version=version,
             chunk=chunk,
             options=options,
         )

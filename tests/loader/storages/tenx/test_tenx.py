@@ -30,17 +30,15 @@ N_CELLS = 90
 BOTH = ["mod/Gene Expression/X", "mod/Antibody Capture/X"]
 
 
-def test_version_2_without_gene_ids(tmp_path):
-    path = tmp_path / "a.h5"
-    write(path, 5, 4, version=2, genome="hg19")
-    whole = open_collection(path)
-    X, var = whole[:].X.toarray(), whole.var
-    del whole
-    with h5py.File(path, "r+") as file:
-        del file["hg19/genes"]
-    collection = open_collection(path)
-    assert np.array_equal(collection[:].X.toarray(), X)
-    assert collection.var.equals(var.drop(columns="gene_ids"))
+def test_version_2_is_refused(tmp_path):
+    write(tmp_path / "a.h5", 5, 4)
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file.move("matrix", "hg19")
+        del file["hg19/features"]
+    said = r"a\.h5: is no .* of Cell Ranger 3 .* scanpy\.read_10x_h5\(path\)\.write_h5ad\(\.\.\.\)$"
+    for open_ in (open_collection, TenxSource):
+        with pytest.raises(FormatError, match=said):
+            open_(tmp_path / "a.h5")
 
 
 def write(path, n_cells, n_genes, n_antibodies=0, *, seed=0, **options):
@@ -63,11 +61,11 @@ def path(folder, tmp_path):
     return shutil.copy(folder / "v3.h5", tmp_path / "filtered_feature_bc_matrix.h5")
 
 
-def by_hand(path, group):
+def by_hand(path):
     """Return a matrix as SciPy makes it of the arrays of a file."""
     with h5py.File(path) as file:
-        parts = [file[group][name][:] for name in ("data", "indices", "indptr")]
-        return sp.csc_array(tuple(parts), shape=file[group]["shape"][:]).T.tocsr()
+        parts = [file["matrix"][name][:] for name in ("data", "indices", "indptr")]
+        return sp.csc_array(tuple(parts), shape=file["matrix/shape"][:]).T.tocsr()
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +76,10 @@ def scanpy():
 @settings(max_examples=20)
 @given(data=st.data())
 def test_as_scanpy_and_scipy_read_it(scanpy, new_folder, data):
-    version = data.draw(st.sampled_from([2, 3]))
     n_genes = data.draw(st.integers(1, 40))
-    n_antibodies = data.draw(st.integers(0, 5)) if version == 3 else 0
+    n_antibodies = data.draw(st.integers(0, 5))
     n_cells, seed = data.draw(st.integers(1, 60)), data.draw(st.integers(0, 99))
-    options = {"seed": seed, "version": version, "chunk": data.draw(st.integers(1, 50))}
+    options = {"seed": seed, "chunk": data.draw(st.integers(1, 50))}
     path = write(new_folder() / "matrix.h5", n_cells, n_genes, n_antibodies, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that names of genes are not unique
@@ -91,7 +88,7 @@ def test_as_scanpy_and_scipy_read_it(scanpy, new_folder, data):
     rows = data.draw(st.lists(st.integers(0, n_cells - 1)))
     X = collection[rows].X
     assert X.dtype == np.int32
-    expected = by_hand(path, "matrix" if version == 3 else "GRCh38")[rows]
+    expected = by_hand(path)[rows]
     np.testing.assert_array_equal(X.toarray(), expected.toarray())
     np.testing.assert_array_equal(X.toarray(), adata.X[rows].toarray())
     assert collection.obs_names(rows).tolist() == adata.obs_names[rows].tolist()
@@ -111,7 +108,7 @@ def test_what_it_is(folder):
 
 
 def test_types_of_features_are_elements(folder):
-    expected = by_hand(folder / "v3.h5", "matrix").toarray()
+    expected = by_hand(folder / "v3.h5").toarray()
     collection = open_collection(folder / "v3.h5", elements=["X", *BOTH])
     rows = [5, 80, 3]
     cells = collection[rows]
@@ -128,35 +125,10 @@ def test_features_by_a_column_of_var(folder):
     var = open_collection(folder / "v3.h5").sources[0].read_var()
     genes = var.index[var["feature_types"] == "Antibody Capture"].tolist()
     cells = open_collection(folder / "v3.h5", genes=genes)[:]
-    expected = by_hand(folder / "v3.h5", "matrix").toarray()
+    expected = by_hand(folder / "v3.h5").toarray()
     np.testing.assert_array_equal(cells.X.toarray(), expected[:, 30:])
     with pytest.raises(MismatchError, match=r"v3\.h5: several genes have the same name: 'gene 0'"):
         open_collection(folder / "v3.h5", genes=["gene 0"])
-
-
-def test_several_genomes(tmp_path):
-    path, parts = tmp_path / "v2.h5", {"GRCh38": (20, 8), "mm10": (30, 5)}
-    for genome, (n_cells, n_genes) in parts.items():
-        write(path, n_cells, n_genes, seed=n_cells, version=2, genome=genome)
-    expected = (
-        r"v2\.h5: has matrices of 2 genomes \(GRCh38, mm10\); choose one, .*genome='GRCh38'\)"
-    )
-    with pytest.raises(FormatError, match=expected):
-        open_collection(path)
-    for genome, shape in parts.items():
-        source = TenxSource(path, genome=genome)
-        X = open_collection(source)[:].X
-        assert X.shape == shape
-        np.testing.assert_array_equal(X.toarray(), by_hand(path, genome).toarray())
-        assert set(source.read_var()["genome"]) == {genome}
-        assert source.selection() == genome
-    with pytest.raises(FormatError, match="has no genome 'GRCm39', but GRCh38, mm10; give one"):
-        TenxSource(path, genome="GRCm39")
-
-
-def test_a_genome_of_a_matrix_of_all(path):
-    with pytest.raises(ParameterError, match="`genome` is for files with a matrix for each genome"):
-        TenxSource(path, genome="GRCh38")
 
 
 class TestObs:
@@ -251,7 +223,7 @@ class TestRefused:
     def test_a_file_that_is_none(self, tmp_path):
         with h5py.File(tmp_path / "x.h5", "w") as file:
             file["matrix"] = np.eye(3)
-        said = "is not a feature-barcode matrix of 10x Genomics; give"
+        said = "is no feature-barcode matrix of Cell Ranger 3 or later; give"
         with pytest.raises(FormatError, match=said):
             TenxSource(tmp_path / "x.h5")
 
@@ -267,7 +239,7 @@ class TestRefused:
 
 
 def test_shuffled(folder, tmp_path):
-    adata = ad.AnnData(by_hand(folder / "v3.h5", "matrix"))
+    adata = ad.AnnData(by_hand(folder / "v3.h5"))
     shuffled, rows = assert_preshuffled(folder / "v3.h5", adata, tmp_path, obs=["library"])
     assert shuffled.obs_names(slice(None)).tolist() == np.array(barcodes(N_CELLS))[rows].tolist()
     assert labels_of(shuffled, "library") == ["1"] * N_CELLS
@@ -281,5 +253,5 @@ def test_from_an_object_store(folder, s3_server):
         s3_server.put(folder / "v3.h5", f"tenx/{sample}/outs/filtered_feature_bc_matrix.h5")
     url = f"s3://{s3_server.bucket}/tenx/*/outs/*.h5"
     there = open_collection(url, storage_options=s3_server.options)
-    expected = by_hand(folder / "v3.h5", "matrix").toarray()
+    expected = by_hand(folder / "v3.h5").toarray()
     np.testing.assert_array_equal(there[:].X.toarray(), np.tile(expected, (2, 1)))

@@ -26,28 +26,26 @@ def write_tenx(
     *,
     barcodes: Sequence[str],
     features: pd.DataFrame,
-    version: int = 3,
-    genome: str = "GRCh38",
     libraries: Sequence[str] = (),
     chunk: int = 1000,
     options: Mapping[str, Any] = GZIP,
 ) -> Path:
-    """Write a matrix, or add that of another genome in version 2.
+    """Write a matrix.
 
     Parameters
     ----------
     X
         Cells by features, `scipy.sparse.csr_array`; its arrays are written as they are.
     features
-        Indexed by name, with the columns of scanpy's var: ``gene_ids``, and in version 3
-        ``feature_types``, ``genome`` and any others.
+        Indexed by name, with the columns of scanpy's var: ``gene_ids``, ``feature_types``,
+        ``genome`` and any others.
     libraries
         Names of libraries, by GEM well.
     options
         Filters of the arrays of the matrix.
     """
     with h5py.File(path, "a") as file:
-        group = file.create_group("matrix" if version == 3 else genome)
+        group = file.create_group("matrix")
         if libraries:
             file.attrs["library_ids"] = text(libraries)
         group["barcodes"] = text(barcodes)
@@ -56,9 +54,6 @@ def write_tenx(
             values = getattr(X, name)
             chunks = {"chunks": (chunk,), "maxshape": (None,)}
             group.create_dataset(name, data=values, **chunks, **options)
-        if version == 2:
-            group["genes"], group["gene_names"] = text(features.gene_ids), text(features.index)
-            return path
         tables = group.create_group("features")
         tables["name"] = text(features.index)
         tables["_all_tag_keys"] = text(["genome"])
