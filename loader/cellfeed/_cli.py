@@ -96,8 +96,6 @@ def synthesize(
 @click.option("--cells-per-chunk", type=click.IntRange(min=1), default=64, show_default=True,
               help="Smaller chunks make single cells faster to read, and OUT larger."
               )  # fmt: skip
-@click.option("--scheduler", metavar="ADDRESS",
-              help="Address of a Dask scheduler, whose workers then write.")  # fmt: skip
 def preshuffle(
     *,
     paths: tuple[str, ...],
@@ -106,7 +104,6 @@ def preshuffle(
     genes: Path | None,
     rows: Path | None,
     group_by: str | None,
-    scheduler: str | None,
     **options: Any,
 ) -> None:
     """Write the cells of IN... to OUT, shuffled or in order: a zarr store of AnnData groups.
@@ -129,7 +126,6 @@ def preshuffle(
                 genes=None if genes is None else _names_in(genes),
                 rows=None if rows is None else _loaded(rows),
                 group_by=None if group_by is None else group_by.split(","),
-                scheduler=scheduler,
                 on_progress=tell,
                 **options,
             )
@@ -137,8 +133,7 @@ def preshuffle(
         interrupted("Stopped; run the same command again to resume after the last complete part.")
     click.echo(
         f"{out}: {done.n_cells:,} cells in {_parts(done.n_parts)} "
-        f"({done.n_parts_written} written), {format_bytes(done.n_bytes)}, {done.seconds:.1f} s, "
-        f"peak memory {format_bytes(done.peak_memory_bytes)}"
+        f"({done.n_parts_written} written), {format_bytes(done.n_bytes)}, {done.seconds:.1f} s"
     )
 
 

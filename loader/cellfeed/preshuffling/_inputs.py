@@ -168,26 +168,10 @@ class Inputs:
         cls,
         job: Job,
         folder: OutputFolder,
-        collection: Collection | None = None,
-        rows: NDArray[np.int64] | None = None,
+        collection: Collection,
+        rows: NDArray[np.int64] | None,
     ) -> "Inputs":
-        """Open the files of a job, which must not have changed since it began.
-
-        Parameters
-        ----------
-        job, folder
-            The job, and its output.
-        collection, rows
-            Its collection and rows, if it has been opened.
-        """
-        for file in (*job.inputs, *job.linked):
-            file.check()
-        if collection is None:
-            names, rows = folder.chosen()
-            n, genes = job.n_stored, Genes(job.join_vars, names, of_first=job.n_stored > 0)
-            stored = open_parts(job.paths[:n], job.matrices)
-            paths = job.paths[n:]
-            collection = open_matrices(paths, job.elements, genes, folder.by_row, stored)
+        """Open what else is read of the files of a job."""
         first = collection.sources[0]
         modalities = None
         if isinstance(first, AnnDataSource) and first.modalities():

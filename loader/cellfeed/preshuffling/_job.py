@@ -1,6 +1,5 @@
 """The job as a value, which determines every byte of the output."""
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -75,8 +74,7 @@ class InputFile:
         try:
             n_bytes, modified_ns = identity(stamped.stat())
         except OSError as error:
-            msg = f"{location}: no such file; give a path that every worker can read"
-            raise PathError(msg) from error
+            raise PathError(f"{location}: no such file") from error
         return cls(path=str(absolute), n_bytes=n_bytes, modified_ns=modified_ns)
 
     def check(self) -> None:
@@ -525,7 +523,6 @@ def _default_block_size(job: Job, rows_per_chunk: float) -> int:
 
 _WORK = ".cellfeed"
 _RECORD = "job.json"
-_GENES, _ROWS = "genes.json", "rows.npy"
 _ROOT = "zarr.json"
 _ATTRIBUTES = {"encoding-type": "annbatch-preshuffled", "encoding-version": "0.1.0"}
 _OWN_ATTRIBUTE, _APPENDED = "cellfeed", "cellfeed-appended"
@@ -582,25 +579,10 @@ class OutputFolder:
             for text in (attributes[_OWN_ATTRIBUTE], *attributes.get(_APPENDED, ()))
         ]
 
-    def begin(self, job: Job, genes: Any, rows: NDArray[np.int64] | None) -> None:
-        """Record the job, with the chosen genes and rows."""
+    def begin(self, job: Job) -> None:
+        """Record the job."""
         self._work.mkdir(parents=True, exist_ok=True)
-        if genes is not None:
-            _write_whole(self._work / _GENES, genes_as_json(genes))
-        if rows is not None:
-            temporary = self._work / f"rows-{uuid.uuid4().hex}.npy"
-            np.save(temporary, rows)
-            temporary.replace(self._work / _ROWS)
         _write_whole(self._work / _RECORD, job.to_json())
-
-    def chosen(self) -> tuple[Any, NDArray[np.int64] | None]:
-        """Return the chosen genes and rows of a job that was begun; None if all are written."""
-        genes, rows = self._work / _GENES, self._work / _ROWS
-        given = json.loads(genes.read_text()) if genes.exists() else None
-        return (
-            pd.Series(**given) if isinstance(given, dict) else given,
-            np.load(rows, mmap_mode="r") if rows.exists() else None,
-        )
 
     @property
     def by_row(self) -> Path:
@@ -615,31 +597,11 @@ class OutputFolder:
     def new_part(self, number: int) -> Iterator[Path]:
         """Provide a path for writing a part, which becomes the part if nothing fails."""
         place = self._work / f"part-{number}-{uuid.uuid4().hex}"
-        place.mkdir()
-        # A run that resumes removes what it finds, and zarr would make folders anew for whoever
-        # is still writing; what is not there any more then is this mark.
-        mark = place / "begun"
-        mark.touch()
         try:
-            yield place / "dataset"
-            if mark.exists():
-                try:
-                    (place / "dataset").rename(self.part(number))
-                except OSError as error:
-                    # Someone else, who was taken for dead, has completed the same part meanwhile.
-                    if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
-                        raise
+            yield place
+            place.rename(self.part(number))
         finally:
             shutil.rmtree(place, ignore_errors=True)
-
-    def remove_leftovers(self) -> None:
-        """Remove incomplete parts of a run that was killed."""
-        for place in self._work.glob("part-*"):
-            doomed = place.with_name(f"removed-{uuid.uuid4().hex}")
-            with contextlib.suppress(FileNotFoundError):
-                place.rename(doomed)
-        for doomed in self._work.glob("removed-*"):
-            shutil.rmtree(doomed, ignore_errors=True)
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -34,11 +34,7 @@ from cellfeed.preshuffling._job import (
     describe_request,
     genes_as_json,
 )
-from cellfeed.preshuffling._part import (
-    peak_memory,
-    write_part,
-    written_on_dask,
-)
+from cellfeed.preshuffling._part import write_part
 from cellfeed.preshuffling._tables import CellTable, provenance_of
 from cellfeed.sampling import derive_key, random_words
 from cellfeed.sources import merge_consecutive
@@ -340,8 +336,6 @@ class Preshuffled:
         Size on disk, in bytes.
     seconds
         Duration of this run.
-    peak_memory_bytes
-        Peak memory of this process, or of a Dask worker.
     provenance
         Names of the two obs columns with the file of each cell, and its row in that file.
     """
@@ -352,7 +346,6 @@ class Preshuffled:
     n_parts_written: int
     n_bytes: int
     seconds: float
-    peak_memory_bytes: int
     provenance: tuple[str, str]
 
 
@@ -375,7 +368,6 @@ def preshuffle(
     memory: int = 4_000_000_000,
     codec: Literal["delta", "annbatch"] | None = None,
     cells_per_chunk: int = 64,
-    scheduler: str | None = None,
     on_progress: Progress | None = None,
 ) -> Preshuffled:
     """Write a copy of a collection, shuffled or in order, as a zarr store of AnnData groups.
@@ -389,8 +381,7 @@ def preshuffle(
     ``varm`` and ``varp`` are not written.
 
     To resume a run that was stopped or killed, repeat the same call: only missing parts are
-    written. The content depends on the files and on all parameters except ``scheduler``, but not on
-    the writing processes or on interruptions.
+    written. The content depends on the files and on all parameters, but not on interruptions.
 
     Parameters
     ----------
@@ -451,30 +442,25 @@ def preshuffle(
     cells_per_chunk
         Mean number of cells in a chunk, the smallest unit that is read. Smaller chunks make single
         cells faster to read, and the store larger.
-    scheduler
-        Address of a Dask scheduler, such as ``"tcp://10.0.0.1:8786"``. Its workers then write
-        the parts, one at a time each. They must see ``paths`` and ``out`` under the same paths as
-        this process.
     on_progress
         Called with a stage, and what of it is done and in total: "rewrite" and numbers of elements,
         if matrices are stored by gene; "write" and numbers of cells; "check" and numbers of parts.
 
     Returns
     -------
-    A `Preshuffled` with size, time and memory.
+    A `Preshuffled` with size and time.
 
     Raises
     ------
     PathError
-        A file is missing, or a Dask worker does not see it; or ``out`` is a URL.
+        A file is missing, or ``out`` is a URL.
     FormatError
         A file is damaged, or the check of the written store failed.
     MismatchError
         The files cannot form one collection, or do not fit the store, or changed during the run.
     ParameterError
         ``paths`` has something other than paths, ``out`` contains something else or was begun with
-        other parameters, a number is out of range, or Dask, its scheduler or its workers are
-        missing.
+        other parameters, or a number is out of range.
     OSError
         The disk is full or not writable.
 
@@ -546,11 +532,11 @@ def preshuffle(
         remedy = f"or remove {out}/.cellfeed to give it up" if append else "or give another output"
         msg = f"{out}: was begun {difference}; repeat the same call, {remedy}"
         raise ParameterError(msg)
-    n_written = peak = 0
+    n_written = 0
     if job not in finished:
         inputs = Inputs.open(job, folder, collection, selected)
-        folder.begin(job, genes, selected)
-        n_written, peak = _write_and_check(folder, job, inputs, scheduler, tell)
+        folder.begin(job)
+        n_written = _write_and_check(folder, job, inputs, tell)
     folder.clean()
     numbers = folder.numbers()
     [newest] = open_parts([folder.part(numbers[-1])], ())
@@ -561,40 +547,20 @@ def preshuffle(
         n_parts_written=n_written,
         n_bytes=folder.n_bytes(),
         seconds=time.perf_counter() - start,
-        peak_memory_bytes=max(peak, peak_memory()),
         provenance=provenance_of(newest),
     )
 
 
-def _write_and_check(
-    folder: OutputFolder, job: Job, inputs: Inputs, scheduler: str | None, tell: Progress
-) -> tuple[int, int]:
-    """Write what is missing of a job, check all of it, and finish it.
-
-    Returns
-    -------
-    Number of parts that were written, and the peak memory of a Dask worker.
-    """
-    n_elements = n_cells = peak = 0
+def _write_and_check(folder: OutputFolder, job: Job, inputs: Inputs, tell: Progress) -> int:
+    """Write what is missing of a job, check all of it, and finish it; return how many parts."""
+    n_elements = 0
 
     def on_elements(n: int) -> None:
         nonlocal n_elements
         n_elements += n
         tell("rewrite", n_elements, sum(each.n_elements for each in inputs.by_gene))
 
-    def write_here(number: int) -> tuple[int, int]:
-        size = job.part_size(number)
-        write_part(
-            folder,
-            job,
-            inputs,
-            number,
-            lambda share: tell("write", n_cells + share * size, job.n_cells),
-        )
-        return number, 0
-
     with folder.held():
-        folder.remove_leftovers()
         if job.n_stored:
             folder.list_parts()
             folder.remove_others(job)
@@ -603,18 +569,21 @@ def _write_and_check(
         first = job.first_part
         missing = [n for n in range(job.n_parts) if not folder.part(first + n).exists()]
         n_cells = job.n_cells - sum(map(job.part_size, missing))
-        tell("write", n_cells, job.n_cells)
-        parts: Iterable[tuple[int, int]] = map(write_here, missing)
-        if scheduler is not None and missing:
-            parts = written_on_dask(scheduler, folder, job, missing)
-        for number, worker_peak in parts:
-            n_cells, peak = n_cells + job.part_size(number), max(peak, worker_peak)
+        for number in missing:
             tell("write", n_cells, job.n_cells)
+            size = job.part_size(number)
+
+            def on_share(share: float, before: int = n_cells, size: int = size) -> None:
+                tell("write", before + share * size, job.n_cells)
+
+            write_part(folder, job, inputs, number, on_share)
+            n_cells += size
+        tell("write", n_cells, job.n_cells)
         check_store(folder, job, inputs, lambda n: tell("check", n, job.n_parts))
         for file in (*job.inputs, *job.linked):
             file.check()
         folder.finish(job)
-    return len(missing), peak
+    return len(missing)
 
 
 def _contents(
