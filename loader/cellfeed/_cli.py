@@ -17,7 +17,6 @@ from cellfeed._version import __version__
 from cellfeed.console import ByteSize, OneLineErrorGroup, format_bytes, interrupted
 
 _STAGES = {
-    "rewrite": "Rewriting elements by cell",
     "write": "Writing cells",
     "check": "Checking parts",
 }
@@ -65,7 +64,7 @@ def synthesize(
               help="Elements to write, such as X,layers/counts,obsm/X_pca; or all.")  # fmt: skip
 @click.option("--element", metavar="NAME",
               help="The element to write as X, such as layers/counts.")  # fmt: skip
-@click.option("--in-order", is_flag=True, help="Keep the order of the cells; also rewrites CSC.")
+@click.option("--in-order", is_flag=True, help="Keep the order of the cells.")
 @click.option("--group-by", metavar="NAMES",
               help="obs columns, such as cell_line,drug, by which the cells of each part are "
               "sorted.")  # fmt: skip

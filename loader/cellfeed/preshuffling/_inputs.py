@@ -16,14 +16,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed.bytes import Location
-from cellfeed.collection import Collection, Genes, located, require_elements, side_by_side
+from cellfeed.collection import Collection, located, require_elements
 from cellfeed.extending import FormatError, ParameterError, require_list
-from cellfeed.preshuffling._by_row import ByRow
 from cellfeed.preshuffling._job import Contents, Job, Matrix, OutputFolder
 from cellfeed.preshuffling._tables import CellTable, FileTable, ObsTable
 from cellfeed.sampling import Fetch
-from cellfeed.sources import Source, as_text, open_location, select_elements
-from cellfeed.sources.anndata import ANNDATA, AnnDataSource, StoredCsc, open_to_copy
+from cellfeed.sources import Source, as_text, open_location
+from cellfeed.sources.anndata import ANNDATA, AnnDataSource, FileSource
 
 _UNS = "uns"
 
@@ -57,8 +56,9 @@ def contents_of(paths: Any, elements: Sequence[str] | Literal["all"]) -> Content
     encodings = dict[str, str]()
     for location, storage in located(paths):
         if storage.name == ANNDATA.name:
-            for source in open_to_copy(location, ()):
-                encodings = source.stored_elements() | encodings
+            for source in open_location(storage, location, ()):
+                if isinstance(source, FileSource):
+                    encodings = source.stored_elements() | encodings
         elif elements == "all":
             msg = f"{location}: is {storage.name}, which does not list its elements"
             raise ParameterError(f"{msg}; name them, such as elements=['X']")
@@ -86,47 +86,11 @@ def _contents(names: Sequence[str], encodings: Mapping[str, str], *, uns: bool) 
     return Contents(matrices=matrices, frames=frames, uns=uns)
 
 
-def open_matrices(
-    paths: Any, names: Sequence[str], genes: Genes, by_row: Path, before: Sequence[Source] = ()
-) -> Collection:
-    """Open matrices of files as one collection, also those that are stored by gene.
-
-    Parameters
-    ----------
-    paths
-        Paths and URLs.
-    names
-        Names of the matrices.
-    genes
-        The genes of the collection.
-    by_row
-        The folder into which those that are stored by gene are rewritten; see `ByRow`.
-    before
-        Sources of the same matrices that come before.
-    """
-
-    def opened(found: Any) -> list[Source]:
-        location, storage = found
-        if storage.name == ANNDATA.name:
-            return [select_elements(each, names) for each in open_to_copy(location, names)]
-        return open_location(storage, location, names)
-
-    sources = [each for own in side_by_side(opened, located(paths)) for each in own]
-    for number, source in enumerate(sources):
-        elements = dict(source.elements)
-        for name, stored in elements.items():
-            if isinstance(stored, StoredCsc):
-                folder = by_row / f"{number}-{name.replace('/', '.')}"
-                elements[name] = ByRow(source.location, stored, folder)
-        source.elements = elements
-    return Collection([*before, *sources], genes=genes)
-
-
 def open_parts(paths: Sequence[str | Path], matrices: Sequence[Matrix]) -> list[Source]:
     """Open matrices of parts of a copy, by the names that they have in the files."""
     sources = list[Source]()
     for path in paths:
-        [source] = open_to_copy(Location.of(path), [each.path for each in matrices])
+        [source] = open_location(ANNDATA, Location.of(path), [each.path for each in matrices])
         source.elements = {each.name: source.elements[each.path] for each in matrices}
         sources.append(source)
     return sources
@@ -236,12 +200,6 @@ class Inputs:
         codes = [_sorted_codes(column) for _, column in self.groups.read(rows).items()]
         by_group = np.lexsort([each[part.order] for each in reversed(codes)])
         return Fetch(rows=rows, order=part.order[by_group])
-
-    @property
-    def by_gene(self) -> list[ByRow]:
-        """The matrices that are stored by gene."""
-        stored = (each for source in self.collection.sources for each in source.elements.values())
-        return [each for each in stored if isinstance(each, ByRow)]
 
 
 _RESERVED = ("", ".", "..", "zarr.json", "_index")

@@ -29,9 +29,7 @@ from cellfeed.extending import (
     require_positive,
     require_seed,
 )
-from cellfeed.preshuffling._by_row import ByRow
 from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch, Streaming
-from cellfeed.sources import merge_consecutive
 from cellfeed.sources.anndata import DATASETS
 
 # The inputs: checks that they have not changed, and their short names.
@@ -151,7 +149,6 @@ _OBS_BYTES_PER_CELL = 400
 _CHUNKS_PER_BLOCK = 8
 _LEAST_BLOCK = 64
 _LEAST_BLOCKS_PER_PART = 64
-_SAMPLED_ROWS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -476,26 +473,9 @@ def _matrix(collection: Collection, name: str, path: str) -> Matrix:
         path=path,
         row_shape=element.row_shape,
         dtype=element.dtype.name,
-        row_length=_row_length(collection, name) if element.layout == "csr" else None,
+        row_length=float(collection.mean_row_lengths[name]) if element.layout == "csr" else None,
         table=None if stored.var == stored.stored_as else stored.var,
     )
-
-
-def _row_length(collection: Collection, name: str) -> float:
-    """Return the mean number of stored elements of a cell, approximately."""
-    elements = [each for source in collection.sources for each in source.elements.values()]
-    if not any(isinstance(each, ByRow) for each in elements):
-        return float(collection.mean_row_lengths[name])
-    total = 0.0  # without reading rows, since some cannot be read yet
-    for source in collection.sources:
-        stored = source.elements[name]
-        if isinstance(stored, ByRow):
-            total += stored.n_elements
-        else:
-            rows = np.linspace(0, source.n_rows - 1, min(source.n_rows, _SAMPLED_ROWS))
-            lengths = stored.row_lengths(merge_consecutive(rows.astype(np.int64)))
-            total += source.n_rows * (stored.shape[1] if lengths is None else lengths.mean())
-    return total / len(collection)
 
 
 def describe_request(paths: Any, asked: Any, rows: Any, settings: Mapping[str, Any]) -> str:
@@ -583,11 +563,6 @@ class OutputFolder:
         """Record the job."""
         self._work.mkdir(parents=True, exist_ok=True)
         _write_whole(self._work / _RECORD, job.to_json())
-
-    @property
-    def by_row(self) -> Path:
-        """The folder of matrices that were stored by gene, by row."""
-        return self._work / "by-row"
 
     def part(self, number: int) -> Path:
         """Return the path of a complete part."""

@@ -14,7 +14,7 @@ from anndata.io import read_elem, sparse_dataset
 from numpy.typing import NDArray
 
 from cellfeed.bytes import digest_of, writable_path
-from cellfeed.collection import Collection, Genes, JoinVars, row_numbers
+from cellfeed.collection import Collection, Genes, JoinVars, open_collection, row_numbers
 from cellfeed.decode import expect_numcodecs
 from cellfeed.extending import (
     FormatError,
@@ -23,7 +23,7 @@ from cellfeed.extending import (
     require_list,
     require_not_negative,
 )
-from cellfeed.preshuffling._inputs import Inputs, contents_of, open_matrices, open_parts
+from cellfeed.preshuffling._inputs import Inputs, contents_of, open_parts
 from cellfeed.preshuffling._job import (
     Contents,
     InputFile,
@@ -98,7 +98,7 @@ def describe_extension(
     """
     require_not_negative("mix", mix)
     jobs, numbers = folder.finished(), folder.numbers()
-    new = open_matrices(paths, contents.matrices, Genes("outer"), folder.by_row)
+    new = open_collection(paths, elements=contents.matrices, join_vars="outer")
     there = {path for job in jobs for path in job.paths[job.n_stored :]}
     for location in new.locations:
         if InputFile.of(location).path in there:
@@ -376,9 +376,8 @@ def preshuffle(
     part is an AnnData group ``dataset_<number>`` of the store, or a group of MuData if modalities
     are written. ``obs`` has the columns of all files, with the union of their categories and
     unchanged cell names (which need not be unique; the provenance columns are). Values are
-    unchanged, but for the dtype if files have several; see `Collection.dtype`. Matrices that are
-    stored by gene (CSC) are first rewritten by cell, uncompressed, inside ``out``. ``obsp``,
-    ``varm`` and ``varp`` are not written.
+    unchanged, but for the dtype if files have several; see `Collection.dtype`. ``obsp``, ``varm``
+    and ``varp`` are not written.
 
     To resume a run that was stopped or killed, repeat the same call: only missing parts are
     written. The content depends on the files and on all parameters, but not on interruptions.
@@ -443,8 +442,8 @@ def preshuffle(
         Mean number of cells in a chunk, the smallest unit that is read. Smaller chunks make single
         cells faster to read, and the store larger.
     on_progress
-        Called with a stage, and what of it is done and in total: "rewrite" and numbers of elements,
-        if matrices are stored by gene; "write" and numbers of cells; "check" and numbers of parts.
+        Called with a stage, and what of it is done and in total: "write" and numbers of cells;
+        "check" and numbers of parts.
 
     Returns
     -------
@@ -523,8 +522,9 @@ def preshuffle(
     else:
         begun = finished[0] if finished else begun
         contents = _contents(paths, elements, element, in_order=in_order)
-        joined = Genes(join_vars, genes)
-        collection = open_matrices(paths, contents.matrices, joined, folder.by_row)
+        collection = open_collection(
+            paths, elements=contents.matrices, join_vars=join_vars, genes=genes
+        )
         selected = _selected(collection, where, rows)
         chosen = "" if genes is None else digest_of(genes_as_json(genes))
         job = describe_job(collection, contents, rows=selected, genes=chosen, **settings)
@@ -533,7 +533,7 @@ def preshuffle(
         msg = f"{out}: was begun {difference}; repeat the same call, {remedy}"
         raise ParameterError(msg)
     n_written = 0
-    if job not in finished:
+    if collection is not None and job not in finished:
         inputs = Inputs.open(job, folder, collection, selected)
         folder.begin(job)
         n_written = _write_and_check(folder, job, inputs, tell)
@@ -553,19 +553,10 @@ def preshuffle(
 
 def _write_and_check(folder: OutputFolder, job: Job, inputs: Inputs, tell: Progress) -> int:
     """Write what is missing of a job, check all of it, and finish it; return how many parts."""
-    n_elements = 0
-
-    def on_elements(n: int) -> None:
-        nonlocal n_elements
-        n_elements += n
-        tell("rewrite", n_elements, sum(each.n_elements for each in inputs.by_gene))
-
     with folder.held():
         if job.n_stored:
             folder.list_parts()
             folder.remove_others(job)
-        for each in inputs.by_gene:
-            each.rewrite(job.memory, on_elements)
         first = job.first_part
         missing = [n for n in range(job.n_parts) if not folder.part(first + n).exists()]
         n_cells = job.n_cells - sum(map(job.part_size, missing))

@@ -33,28 +33,30 @@ pytestmark = pytest.mark.usefixtures("zarr_in_this_thread")
 N_GENES = 12
 
 
-def adata_of(seed: int, n_obs: int, genes: list[str], *, csc: bool = False) -> ad.AnnData:
+def adata_of(seed: int, n_obs: int, genes: list[str]) -> ad.AnnData:
     """Cells with every kind of element; ``seed`` also names them."""
     rng = np.random.default_rng(seed)
     counts = rng.poisson(0.6, (n_obs, len(genes))).astype(np.float32)
     names = [f"{seed}-{number}" for number in range(n_obs)]
-    kind = sp.csc_matrix if csc else sp.csr_matrix
-    frame = pd.DataFrame(
-        {
-            "x": rng.normal(size=n_obs),
-            "count": np.arange(n_obs, dtype=np.int16),
-            "text": [f"text {name}" for name in names],
-            "kind": pd.Categorical(np.resize(["a", "b", None], n_obs)),
-            "flag": np.arange(n_obs) % 2 == 0,
-            "maybe": pd.array(np.resize([1, None], n_obs), dtype="Int32"),
-        },
-        index=names,
+    X, frame = (
+        sp.csr_matrix(counts),
+        pd.DataFrame(
+            {
+                "x": rng.normal(size=n_obs),
+                "count": np.arange(n_obs, dtype=np.int16),
+                "text": [f"text {name}" for name in names],
+                "kind": pd.Categorical(np.resize(["a", "b", None], n_obs)),
+                "flag": np.arange(n_obs) % 2 == 0,
+                "maybe": pd.array(np.resize([1, None], n_obs), dtype="Int32"),
+            },
+            index=names,
+        ),
     )
     adata = ad.AnnData(
-        kind(counts),
+        sp.csr_matrix(counts),
         obs=pd.DataFrame({"plate": [f"p{seed}"] * n_obs}, index=names),
         var=pd.DataFrame({"length": [len(gene) * 10 for gene in genes]}, index=genes),
-        layers={"counts": kind(counts), "normal": sp.csr_matrix(np.log1p(counts)), "full": counts},
+        layers={"counts": X, "normal": X.log1p(), "full": counts},
         obsm={
             "X_pca": rng.normal(size=(n_obs, 3)).astype(np.float32),
             "images": rng.integers(0, 255, (n_obs, 4, 5, 3)).astype(np.uint8),
@@ -64,20 +66,18 @@ def adata_of(seed: int, n_obs: int, genes: list[str], *, csc: bool = False) -> a
         uns={"title": "cells", "nested": {"array": np.arange(4), "of": f"p{seed}"}},
     )
     of_all = ad.AnnData(
-        kind(rng.poisson(1, (n_obs, len(genes) + 2)).astype(np.float32)),
+        sp.csr_matrix(rng.poisson(1, (n_obs, len(genes) + 2)).astype(np.float32)),
         var=pd.DataFrame({"raw length": 1}, index=[*genes, "extra 1", "extra 2"]),
     )
     adata.raw = of_all
     return adata
 
 
-@pytest.fixture(scope="module", params=["csr", "csc"])
-def pair(request, new_folder):
+@pytest.fixture(scope="module")
+def pair(new_folder):
     """Two files with the same genes and every kind of element, and what is in them."""
     folder, genes = new_folder(), [f"g{number}" for number in range(N_GENES)]
-    adatas = [
-        adata_of(seed, n, genes, csc=request.param == "csc") for seed, n in ((1, 41), (2, 30))
-    ]
+    adatas = [adata_of(seed, n, genes) for seed, n in ((1, 41), (2, 30))]
     suffixes = (".h5ad", ".zarr")
     names = [f"{k}{suffix}" for k, suffix in enumerate(suffixes)]
     return [write(each, folder / name) for each, name in zip(adatas, names, strict=True)], adatas
@@ -236,7 +236,7 @@ def test_layers_share_indices_with_x(write_h5ad, tmp_path, monkeypatch, links):
 @pytest.fixture(scope="module")
 def other_genes(new_folder):
     folder = new_folder()
-    adatas = [adata_of(1, 25, ["a", "b", "c", "d"]), adata_of(2, 31, ["d", "e", "b"], csc=True)]
+    adatas = [adata_of(1, 25, ["a", "b", "c", "d"]), adata_of(2, 31, ["d", "e", "b"])]
     adatas[1].var["only here"] = ["x", "y", "z"]
     return [write(each, folder / f"{k}.h5ad") for k, each in enumerate(adatas)], adatas
 
