@@ -60,10 +60,8 @@ def synthesize(
 @main.command()
 @click.argument("paths", nargs=-1, required=True, metavar="IN...")
 @click.argument("out", type=click.Path())
-@click.option("--elements", metavar="NAMES", show_default="X; all with --in-order",
+@click.option("--elements", metavar="NAMES", show_default="X; those of OUT with --append",
               help="Elements to write, such as X,layers/counts,obsm/X_pca; or all.")  # fmt: skip
-@click.option("--element", metavar="NAME",
-              help="The element to write as X, such as layers/counts.")  # fmt: skip
 @click.option("--in-order", is_flag=True, help="Keep the order of the cells.")
 @click.option("--group-by", metavar="NAMES",
               help="obs columns, such as cell_line,drug, by which the cells of each part are "
@@ -79,8 +77,6 @@ def synthesize(
               help="Text file with the names of the genes to write, one in each line.")  # fmt: skip
 @click.option("--where", metavar="CONDITION",
               help="Only cells whose obs fulfil it, such as \"drug == 'drug_001'\".")  # fmt: skip
-@click.option("--rows", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Array of NumPy (.npy) with the rows to write, or a mask.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the random order.")
 @click.option("--block-size", type=click.IntRange(min=1), show_default="from the files' chunks",
               help="Cells read together; smaller blocks mix better, larger ones are faster."
@@ -101,7 +97,6 @@ def preshuffle(
     out: str,
     elements: str | None,
     genes: Path | None,
-    rows: Path | None,
     group_by: str | None,
     **options: Any,
 ) -> None:
@@ -123,7 +118,6 @@ def preshuffle(
                 out,
                 elements=elements if elements in (None, "all") else elements.split(","),
                 genes=None if genes is None else _names_in(genes),
-                rows=None if rows is None else _loaded(rows),
                 group_by=None if group_by is None else group_by.split(","),
                 on_progress=tell,
                 **options,
@@ -310,19 +304,6 @@ def _modules_of_kernels(paths: Iterable[str], prefix: str) -> Iterator[str]:
         if each.ispkg:
             folder = each.name.rpartition(".")[2]
             yield from _modules_of_kernels([f"{path}/{folder}" for path in paths], f"{each.name}.")
-
-
-def _loaded(path: Path) -> Any:
-    """Return an array of NumPy."""
-    import numpy as np  # noqa: PLC0415
-
-    from cellfeed import FormatError  # noqa: PLC0415
-
-    try:
-        return np.load(path)
-    except (ValueError, EOFError) as error:
-        msg = f"{path}: is not an array of NumPy; write it with `numpy.save`"
-        raise FormatError(msg) from error
 
 
 def _names_in(path: Path) -> list[str]:

@@ -66,12 +66,12 @@ def test_damaged_input_is_one_line(out, tmp_path):
     assert result.stderr.count("\n") == 1
 
 
-def test_command_keeps_everything_by_default(out, tmp_path):
+def test_command_keeps_all_elements(out, tmp_path):
     X = sp.csr_matrix(np.random.default_rng(1).poisson(0.4, (400, 90)).astype(np.float32))
     adata = ad.AnnData(X, layers={"counts": 2 * X}, obsm={"pca": np.eye(400)[:, :3]})
     path = tmp_path / "in.h5ad"
     adata.write_h5ad(path)
-    result = commands.cellfeed("preshuffle", "--in-order", path, out)
+    result = commands.cellfeed("preshuffle", "--in-order", path, out, "--elements", "all")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith(f"{out}: 400 cells in 1 part ")
     (part,) = parts_of(out)

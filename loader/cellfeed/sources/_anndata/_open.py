@@ -36,7 +36,6 @@ from cellfeed.sources._anndata._matrix import (
     StoredDense,
     StoredFrame,
     StoredMatrix,
-    rows_of_frame,
 )
 from cellfeed.sources._anndata._zarr import (
     LocalZarrStore,
@@ -63,7 +62,6 @@ class AnnDataSource(FileSource):
     def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
         super().__init__(file)
         self._obs_rows = frames.ObsRows(file)
-        self._frames = dict[str, tuple[frames.ObsRows, NDArray[np.int64] | None]]()
         self.elements = dict(elements)
 
     def obs_names(self) -> tuple[str, ...]:
@@ -102,46 +100,10 @@ class AnnDataSource(FileSource):
                 found |= {within + name: encoding for name, encoding in of_modality.items()}
             return found | _encodings(self._file)
 
-    def modalities(self) -> tuple[str, ...]:
-        """Return the names of the modalities; none in AnnData."""
-        return modalities(self._file()) if is_mudata(self._file()) else ()
-
-    def read_stored(self, name: str) -> Any:
-        """Return anything in the file as anndata reads it, such as ``uns``; None if absent."""
-        with damage_named(self._file.location, name):
-            if _lacks(self._file, name):
-                return None
-            check_sizes(self._file, name)
-            return self._file.read(name)
-
     def read_table(self, name: str) -> pd.DataFrame:
         """Read a table of genes, such as ``raw/var``."""
         with damage_named(self._file.location, name):
             return frames.read_var(self._file, name)
-
-    def frame_columns(self, name: str) -> tuple[str, ...]:
-        """Return the names of the columns of a data frame in ``obsm``."""
-        with damage_named(self._file.location, name):
-            return frames.obs_names(self._file, name)
-
-    def read_frame_rows(
-        self, name: str, columns: Sequence[str], rows: NDArray[np.int64]
-    ) -> pd.DataFrame:
-        """Read columns of a data frame in ``obsm``, of any dtype, for ascending rows of cells."""
-        if name not in self._frames:
-            within = name[: name.rindex("obsm/")]
-            with damage_named(self._file.location, name):
-                order = rows_of_frame(self._file, name, f"{within}obs")
-                if within:
-                    of_modality = rows_of_cells(self._file, within.split("/")[1])
-                    if of_modality is not None:
-                        order = of_modality if order is None else order[of_modality]
-            self._frames[name] = frames.ObsRows(self._file, name), order
-        frame, order = self._frames[name]
-        if order is None:
-            return frame.read(columns, rows)
-        stored, places = np.unique(order[rows], return_inverse=True)
-        return frame.read(columns, stored).iloc[places]
 
     def plain_obs(self, columns: Sequence[str]) -> Mapping[str, ObsColumn]:
         """Return those obs columns that can be read without pandas."""
