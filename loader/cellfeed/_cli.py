@@ -203,15 +203,9 @@ def load_database(
 @click.argument("paths", nargs=-1, required=True, metavar="IN...")
 @click.option("--top", default=2000, show_default=True, type=click.IntRange(min=1),
               help="Number of genes.")  # fmt: skip
-@click.option("--flavor", default="seurat_v3", show_default=True,
-              type=click.Choice(["seurat_v3", "seurat_v3_paper", "seurat", "cell_ranger"]),
-              help="The method, as in scanpy; the first two take counts, the others "
-              "log-normalised values.")  # fmt: skip
 @click.option("--batch", metavar="COLUMN", help="obs column; genes are ranked in each batch.")
 @click.option("--element", default="X", show_default=True, metavar="NAME",
               help="The element, such as layers/counts.")  # fmt: skip
-@click.option("--log-normalize", is_flag=True,
-              help="Scale counts to 10,000 for each cell first, and take log1p.")  # fmt: skip
 @click.option("--join-vars", default="same", show_default=True,
               type=click.Choice(["same", "inner", "outer"]),
               help="Which genes to read if files differ.")  # fmt: skip
@@ -226,28 +220,19 @@ def genes(
     *,
     paths: tuple[str, ...],
     top: int,
-    flavor: Any,
     batch: str | None,
     element: str,
-    log_normalize: bool,
     join_vars: Any,
     output: Path | None,
 ) -> None:
-    """Find the highly variable genes of IN..., which are read once and never loaded."""
+    """Find the highly variable genes of counts in IN..., which are read once and never loaded."""
     from cellfeed import PathError, highly_variable_genes, open_collection  # noqa: PLC0415
-    from cellfeed.transforms import Log1p, NormalizeTotal  # noqa: PLC0415
 
     start = time.perf_counter()
     if output is not None and not output.parent.is_dir():
         raise PathError(f"{output.parent}: no such folder; make it first")
     collection = open_collection(paths, elements=[element], join_vars=join_vars)
-    table = highly_variable_genes(
-        collection,
-        n_top_genes=top,
-        flavor=flavor,
-        batch_key=batch,
-        transform=[NormalizeTotal(1e4), Log1p()] if log_normalize else None,
-    )
+    table = highly_variable_genes(collection, n_top_genes=top, batch_key=batch)
     names = table.index[table["highly_variable"]]
     if output is None:
         click.echo("\n".join(names))

@@ -33,7 +33,6 @@ from cellfeed.genes import _kernels
 from cellfeed.machine import usable_memory_bytes
 from cellfeed.rows import Cells
 from cellfeed.sampling import Streaming
-from cellfeed.transforms import Transform
 
 N_LARGEST = 16  # values of each gene and batch; more than that are rarely clipped
 _FETCH_BYTES = 64 << 20  # of cells that are read together
@@ -133,10 +132,7 @@ def sums_of(
     collection: Collection,
     batches: Batches,
     *,
-    transform: Transform | Sequence[Transform] | None = None,
-    are_logs: bool = False,
     limits: NDArray[np.float64] | None = None,
-    n_largest: int = N_LARGEST,
     num_threads: int | None = None,
 ) -> Sums:
     """Return sums over cells, from the user's cache or from one pass over them.
@@ -150,14 +146,8 @@ def sums_of(
         A collection of one element, which has genes.
     batches
         The cells and their batches.
-    transform
-        Applied to the values; see `CellDataset`.
-    are_logs
-        Whether values are ``log1p(x)``, and the sums over cells are those of x.
     limits
         Clip values to at most these, shape (n_batches, n_genes).
-    n_largest
-        How many of the largest values to list: 16, or 0, which is faster.
     num_threads
         Number of threads that read, and that sum.
 
@@ -173,22 +163,12 @@ def sums_of(
         element.name,
         *map(str, element.column_names),
         digest_of_array(batches.rows),
-        repr(transform),
-        repr((are_logs, n_largest)),
         digest_of_array(limits),
     )
     cached = CachedTables("sums", key, lambda: _identity(collection))
 
     def compute() -> Mapping[str, NDArray[Any]]:
-        found = _pass(
-            collection,
-            batches,
-            transform=transform,
-            are_logs=are_logs,
-            limits=limits,
-            n_largest=n_largest,
-            num_threads=num_threads,
-        )
+        found = _pass(collection, batches, limits=limits, num_threads=num_threads)
         if len(batches.names) > 1 and limits is None:  # which is known then, too
             cached.get("all cells", 1, lambda: _merged(found), fewest=0)
         return found
@@ -244,10 +224,7 @@ def _pass(
     collection: Collection,
     batches: Batches,
     *,
-    transform: Transform | Sequence[Transform] | None,
-    are_logs: bool,
     limits: NDArray[np.float64] | None,
-    n_largest: int,
     num_threads: int | None,
 ) -> Mapping[str, NDArray[Any]]:
     """Read all cells, and return the tables of `Sums`."""
@@ -270,12 +247,10 @@ def _pass(
         seed=0,
         as_torch=False,
         dtype=dtype,
-        transform=transform,
         read_options=ReadOptions(num_threads=num_threads),
     )
     sums = np.zeros((n_batches, n_genes, _kernels.N_COLUMNS))
-    largest = np.zeros((n_batches, n_genes, n_largest))
-    sums[..., _kernels.LEAST] = 0 if n_largest else np.inf
+    largest = np.zeros((n_batches, n_genes, N_LARGEST))
     totals, n_nonzero = np.zeros(n_cells), np.zeros(n_cells, np.int32)
     limits = np.empty((0, 0)) if limits is None else limits
     num_threads = num_threads or usable_cpu_count()
@@ -301,8 +276,7 @@ def _pass(
             of_rows: Any = totals[here], n_nonzero[here], found
             tasks = [threads.submit(_kernels.sum_rows, values, pointers, *of_rows)]
             tasks += [
-                threads.submit(partial(add, *rows, *each, are_logs, limits, sums, largest))
-                for each in ranges
+                threads.submit(partial(add, *rows, *each, limits, sums, largest)) for each in ranges
             ]
             for task in tasks:
                 task.result()
