@@ -247,16 +247,6 @@ def genes(
     )
 
 
-@main.command("autotune", hidden=True, add_help_option=False,
-              context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
-              )  # fmt: skip
-def not_a_subcommand() -> None:
-    """Name the command, which is another one."""
-    from cellfeed import ParameterError  # noqa: PLC0415
-
-    raise ParameterError("autotune is a command by itself: autotune PATH... --label COLUMN")
-
-
 @main.command("warm-up")
 def warm_up() -> None:
     """Compile all code for this processor now, so that no first minibatch waits for it.

@@ -31,11 +31,10 @@ def highly_variable_genes(
     standardised by a regression on its mean (Stuart et al., Cell 177, 2019). The regression needs
     scikit-misc (``pip install 'cellfeed[hvg]'``).
 
-    One pass over the cells takes the sums from which all else follows (float64); later calls find
-    them in the user's cache, as long as the files stay the same. This takes up to 500 bytes for
-    each gene and batch, some 20 for each cell, and memory for two fetches of 64 MiB. Large values
-    are clipped at limits that depend on all cells. The 16 largest values of each gene and batch are
-    kept for that; if more of them must be clipped, the cells are read once more.
+    One pass over the cells takes the sums from which all else follows (float64). This takes up to
+    500 bytes for each gene and batch, some 20 for each cell, and memory for two fetches of 64 MiB.
+    Large values are clipped at limits that depend on all cells. The 16 largest values of each gene
+    and batch are kept for that; if more of them must be clipped, the cells are read once more.
 
     Parameters
     ----------

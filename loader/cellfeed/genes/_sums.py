@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -12,13 +12,6 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed.bytes import (
-    CachedTables,
-    LastingIdentity,
-    digest_of,
-    digest_of_array,
-    lasting_identity,
-)
 from cellfeed.collection import Collection, labels_of
 from cellfeed.dataset import CellDataset, ReadOptions
 from cellfeed.extending import (
@@ -135,7 +128,7 @@ def sums_of(
     limits: NDArray[np.float64] | None = None,
     num_threads: int | None = None,
 ) -> Sums:
-    """Return sums over cells, from the user's cache or from one pass over them.
+    """Return sums over cells, from one pass over them.
 
     This takes memory for two fetches of 64 MiB, 160 bytes for each gene and batch, and 13 bytes for
     each cell.
@@ -158,76 +151,6 @@ def sums_of(
     ParameterError
         There are so many batches that their sums do not fit into memory.
     """
-    (element,) = collection.elements.values()
-    key = digest_of(
-        element.name,
-        *map(str, element.column_names),
-        digest_of_array(batches.rows),
-        digest_of_array(limits),
-    )
-    cached = CachedTables("sums", key, lambda: _identity(collection))
-
-    def compute() -> Mapping[str, NDArray[Any]]:
-        found = _pass(collection, batches, limits=limits, num_threads=num_threads)
-        if len(batches.names) > 1 and limits is None:  # which is known then, too
-            cached.get("all cells", 1, lambda: _merged(found), fewest=0)
-        return found
-
-    digest = digest_of_array(batches.codes)
-    depends_on = "all cells" if len(batches.names) == 1 else f"batches {digest}"
-    tables = cached.get(depends_on, 1, compute, fewest=0)
-    shape = len(batches.names), element.n_columns, -1
-    sums = tables["sums"].reshape(shape)
-    n_negative, n_fractional = tables["found"].tolist()
-    return Sums(
-        n_cells=np.bincount(batches.codes, minlength=len(batches.names)),
-        counts=sums[..., 0],
-        sums=sums[..., 1],
-        squares=sums[..., 2],
-        largest=tables["largest"].reshape(shape),
-        totals=tables["totals"],
-        n_genes=tables["n_genes"],
-        n_negative=n_negative,
-        n_fractional=n_fractional,
-    )
-
-
-def _identity(collection: Collection) -> LastingIdentity | None:
-    """Return the identity of the cells of a collection; None if it may change without a trace."""
-    parts, is_settled = list[str](), True
-    for source in collection.sources:
-        files = source.files()
-        version = source.version() if source.location.is_remote else None
-        if files:
-            found = lasting_identity((str(each.absolute()), each.stat()) for each in files)
-            version, is_settled = found.digest, is_settled and found.is_settled
-        if version is None:
-            return None
-        parts += [str(source.location), version, source.selection()]
-        for element in source.elements.values():
-            parts += map(digest_of_array, (element.row_order, element.stored_columns))
-    return LastingIdentity(digest_of(*parts), is_settled)
-
-
-def _merged(tables: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-    """Return the tables of all cells as one batch."""
-    n_genes = tables["sums"].shape[1]
-    largest = np.sort(tables["largest"].transpose(1, 0, 2).reshape(n_genes, -1), axis=1)
-    others, largest = largest[:, :-N_LARGEST], largest[:, -N_LARGEST:]
-    sums = tables["sums"].sum(axis=0)
-    sums[:, 1] += others.sum(axis=1)
-    sums[:, 2] += np.square(others).sum(axis=1)
-    return {**tables, "sums": sums[None], "largest": np.ascontiguousarray(largest)[None]}
-
-
-def _pass(
-    collection: Collection,
-    batches: Batches,
-    *,
-    limits: NDArray[np.float64] | None,
-    num_threads: int | None,
-) -> Mapping[str, NDArray[Any]]:
-    """Read all cells, and return the tables of `Sums`."""
     (element,) = collection.elements.values()
     n_cells, n_genes, n_batches = batches.codes.size, element.n_columns, len(batches.names)
     _require_memory(n_batches * n_genes * (_kernels.N_COLUMNS - 1 + N_LARGEST) * 8, n_batches)
@@ -286,13 +209,17 @@ def _pass(
                 _refuse_value(collection, cells, row, column)
             n_done += len(cells)
             line.show_share("Summing cells", n_done, n_cells)
-    return {
-        "sums": sums,
-        "largest": largest,
-        "totals": totals,
-        "n_genes": n_nonzero,
-        "found": found[[_kernels.NEGATIVE, _kernels.FRACTIONAL]],
-    }
+    return Sums(
+        n_cells=np.bincount(batches.codes, minlength=n_batches),
+        counts=sums[..., _kernels.COUNT],
+        sums=sums[..., _kernels.SUM],
+        squares=sums[..., _kernels.SQUARES],
+        largest=largest,
+        totals=totals,
+        n_genes=n_nonzero,
+        n_negative=int(found[_kernels.NEGATIVE]),
+        n_fractional=int(found[_kernels.FRACTIONAL]),
+    )
 
 
 def _ranges(columns: NDArray[Any], n_genes: int, n: int) -> list[tuple[int, int]]:
@@ -369,8 +296,7 @@ def qc_metrics(
     """Return counts for each cell and gene, like `scanpy.pp.calculate_qc_metrics`, in one pass.
 
     Nothing is loaded as a whole: this takes some 20 bytes for each cell, 500 for each gene, and
-    memory for two fetches of 64 MiB. Sums are in float64, which is exact for counts, and are cached
-    for later calls, also of `highly_variable_genes`, as long as the files stay the same.
+    memory for two fetches of 64 MiB. Sums are in float64, which is exact for counts.
 
     Parameters
     ----------

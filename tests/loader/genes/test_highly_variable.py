@@ -1,6 +1,5 @@
 """Highly variable genes against the published formulas in NumPy, and against scanpy."""
 
-import shutil
 import sys
 import types
 from pathlib import Path
@@ -14,15 +13,11 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import commands
-from tests.loader.bytes.files import settle
-from tests.loader.sources.zarr_cells import quiet
 
 from cellfeed import (
     ColumnError,
     FormatError,
-    HuggingFaceSource,
     ParameterError,
-    ParquetSource,
     highly_variable_genes,
     open_collection,
     qc_metrics,
@@ -266,83 +261,6 @@ class TestQcMetrics:
             qc_metrics(collection, element="layers/count")
 
 
-class TestCache:
-    @pytest.fixture
-    def settled(self, adata, tmp_path, monkeypatch):
-        settle(monkeypatch)
-        path = tmp_path / "a.h5ad"
-        adata.write_h5ad(path)
-        return path
-
-    @pytest.fixture
-    def unread(self, monkeypatch):
-        """Return a function from which on nothing may be read."""
-
-        def refuse(*_: object, **__: object) -> None:
-            raise AssertionError("cells are read")
-
-        return lambda: monkeypatch.setattr(_sums, "CellDataset", refuse)
-
-    def test_sums_of_the_same_files_are_found_again(self, settled, unread, regression):
-        first = highly_variable_genes(open_collection(settled), batch_key="plate")
-        unread()
-        again = highly_variable_genes(open_collection(settled), batch_key="plate")
-        pd.testing.assert_frame_equal(first, again)
-        fewer = highly_variable_genes(open_collection(settled), n_top_genes=5, batch_key="plate")
-        assert fewer["highly_variable"].sum() == 5
-        highly_variable_genes(open_collection(settled))  # the sums of all batches
-
-    @quiet
-    def test_sums_follow_a_matrix_that_is_a_link(self, adata, tmp_path, monkeypatch):
-        settle(monkeypatch)
-        store, totals = tmp_path / "a.zarr", []
-        for factor in (1, 2):
-            other = ad.AnnData(adata.X * factor, obs=adata.obs[[]], var=adata.var[[]])
-            other.write_zarr(tmp_path / f"{factor}.zarr")
-            totals.append(np.ravel(other.X.sum(axis=1)).tolist())
-        shutil.copytree(tmp_path / "1.zarr", store)
-        shutil.rmtree(store / "X")
-        for factor in (1, 2):
-            (store / "X").unlink(missing_ok=True)
-            (store / "X").symlink_to(tmp_path / f"{factor}.zarr/X")
-            cells, _ = qc_metrics(open_collection(store))
-            assert cells["total_counts"].tolist() == pytest.approx(totals[factor - 1])
-
-    def test_sums_of_batches_are_those_of_all_cells(self, settled, adata, regression):
-        collection = open_collection(settled)
-        highly_variable_genes(collection, batch_key="plate")
-        obs, var = qc_metrics(collection)
-        assert np.array_equal(obs["total_counts"], np.ravel(adata.X.sum(axis=1)))
-        assert np.array_equal(var["total_counts"], np.ravel(adata.X.sum(axis=0)))
-        table = highly_variable_genes(collection, n_top_genes=10)
-        expected = standardised_variances(adata.X.toarray(), regression)
-        assert np.allclose(table["variances_norm"], expected)
-
-    @pytest.mark.parametrize("change", ["rows", "batch", "genes", "element", "a new file"])
-    def test_others_are_read(self, settled, adata, unread, regression, change):
-        highly_variable_genes(open_collection(settled))
-        unread()
-        if change == "a new file":
-            adata[::-1].copy().write_h5ad(settled)
-        opened: dict[str, Any] = {
-            "genes": {"genes": ["gene001", "gene000"]},
-            "element": {"elements": ["layers/counts"]},
-        }
-        options: dict[str, Any] = {
-            "rows": {"indices": np.arange(50)},
-            "batch": {"batch_key": "plate"},
-        }
-        collection = open_collection(settled, **opened.get(change, {}))
-        with pytest.raises(AssertionError, match="cells are read"):
-            highly_variable_genes(collection, **options.get(change, {}))
-
-    def test_objects_in_memory_are_read_each_time(self, adata, unread):
-        qc_metrics(open_collection(adata))
-        unread()
-        with pytest.raises(AssertionError, match="cells are read"):
-            qc_metrics(open_collection(adata))
-
-
 class TestRefused:
     @pytest.mark.parametrize("value", [np.nan, np.inf])
     @pytest.mark.parametrize("sparse", [False, True])
@@ -460,40 +378,3 @@ class TestCommand:
         ended = self.genes(*files)
         assert ended.exit_code == 2
         assert "need scikit-misc" in ended.stderr
-
-
-@pytest.mark.slow  # imports datasets
-@pytest.mark.parametrize("kind", ["parquet", "saved", "object"])
-def test_sums_of_other_values_or_rows_of_a_file_are_not_taken(tmp_path, monkeypatch, kind):
-    settle(monkeypatch)
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    datasets = pytest.importorskip("datasets")
-    rng = np.random.default_rng(0)
-    genes = [np.sort(rng.choice(9, 3, replace=False)).tolist() for _ in range(40)]
-    values = {name: rng.poisson(9, (40, 3)).astype("f4") for name in ("expressions", "corrected")}
-    dense = {name: np.zeros((40, 9)) for name in values}
-    for name, each in values.items():
-        np.put_along_axis(dense[name], np.array(genes), each, 1)
-    columns = {"genes": genes} | {name: each.tolist() for name, each in values.items()}
-    folder = tmp_path / "cells"
-    if kind == "parquet":
-        folder.mkdir()
-        pq.write_table(pa.table(columns), folder / "a.parquet")
-    else:
-        datasets.Dataset.from_dict(columns).save_to_disk(str(folder))
-    source = ParquetSource if kind == "parquet" else HuggingFaceSource
-    given: Any = folder
-    if kind == "object":
-        given = datasets.load_from_disk(str(folder))
-    for name in ("expressions", "corrected"):
-        cells, _ = qc_metrics(open_collection(source(given, n_vars=9, genes="genes", values=name)))
-        assert cells["total_counts"].tolist() == dense[name].sum(1).tolist()
-    for n_markers in (0, 1):
-        marked = source(given, n_vars=9, n_markers=n_markers)
-        cells, _ = qc_metrics(open_collection(marked))
-        expected = values["expressions"][:, n_markers:].sum(1)
-        assert cells["total_counts"].tolist() == expected.tolist()
-    if kind == "object":
-        for rows in (range(20), range(20, 40), range(0, 40, 2), range(1, 40, 2)):
-            cells, _ = qc_metrics(open_collection(source(given.select(rows), n_vars=9)))
-            assert cells["total_counts"].tolist() == dense["expressions"][rows].sum(1).tolist()
