@@ -82,7 +82,7 @@ def synthesize(
               help="Cells read together; smaller blocks mix better, larger ones are faster."
               )  # fmt: skip
 @click.option("--memory", type=ByteSize(), default=4_000_000_000, show_default="4GB",
-              help="Memory for buffers of each process; more memory makes fewer parts."
+              help="Memory for buffers; more memory makes fewer parts."
               )  # fmt: skip
 @click.option("--codec", type=click.Choice(["delta", "annbatch"]),
               show_default="delta; that of OUT with --append",

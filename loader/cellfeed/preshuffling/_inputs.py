@@ -1,5 +1,7 @@
 """The inputs of a copy: which elements are written, and everything that is read of the files."""
 
+import sys
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +137,13 @@ def _check_names(collection: Collection, obs: ObsTable, tables: Mapping[str, pd.
                 location = [*(has_it if where == "obs" else ()), *collection.locations][0]
                 msg = f"{location}: `{where}` has the name {name!r}, which zarr cannot store"
                 raise FormatError(f"{msg}, since it {why}; rename it")
+        folded = [unicodedata.normalize("NFC", name).casefold() for name in names]
+        if sys.platform == "darwin" and len({*folded}) < len({*names}):
+            alike = ", ".join(
+                repr(n) for n, f in zip(names, folded, strict=True) if folded.count(f) > 1
+            )
+            msg = f"{collection.locations[0]}: `{where}` has the names {alike}, which are one"
+            raise FormatError(f"{msg} in file systems of this machine; rename one of them")
 
 
 def _why_not_stored(name: str) -> str | None:

@@ -198,7 +198,7 @@ class Job:
     seed, block_size
         Seed and block size of the plan.
     memory
-        Bytes for the buffers of one process, which determine the sizes of parts and shards.
+        Bytes for the buffers, which determine the sizes of parts and shards.
     codec, cells_per_chunk
         Encoding of sparse rows, and number of cells in a chunk, a mean if they are sparse.
     n_cells

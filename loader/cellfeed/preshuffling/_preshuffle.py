@@ -347,7 +347,7 @@ def preshuffle(
         partially used chunks cost at most an eighth, and at least 64; it is smaller if a part would
         otherwise have fewer than 64 blocks.
     memory
-        Bytes for the buffers of one process, in addition to about 0.4 GB for libraries. A part
+        Bytes for the buffers, in addition to about 0.4 GB for libraries. A part
         takes three quarters of it, so more memory makes fewer parts, which mix better.
     codec
         Encoding of sparse rows. ``"delta"`` stores column indices as differences and counts as

@@ -128,3 +128,15 @@ def test_other_odd_names_are_written(tmp_path, out):
     for name in names:
         np.testing.assert_array_equal(found.obs[name].values, adata.obs[name])
     assert verify(out).damage == ()
+
+
+@pytest.mark.parametrize("names", [("age", "Age"), ("e\u0301", "é")])
+def test_names_that_are_one_on_macos(tmp_path, out, monkeypatch, names):
+    path = write(cells(obs=dict.fromkeys(names, range(4))), tmp_path / "a.h5ad")
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(FormatError, match=r"a\.h5ad: `obs` has the names .*, which are one in"):
+        preshuffle(path, out)
+    assert not out.exists()
+    monkeypatch.undo()
+    preshuffle(path, out)
+    assert {*names} <= {*parts_of(out)[0].obs}
