@@ -74,8 +74,8 @@ class ObsTable:
                 )
             there[k] += self.provenance
         every = dict.fromkeys(name for names in there for name in names)
-        columns = [*(every if chosen is None else chosen), *self.provenance]
-        columns = [name for name in columns[:-2] if name not in self.provenance] + columns[-2:]
+        given = every if chosen is None else chosen
+        columns = [*(name for name in given if name not in self.provenance), *self.provenance]
         self._names = [tuple(name for name in names if name in columns) for names in there]
         empty = [self._stored(k, names, no_rows) for k, names in enumerate(self._names)]
         self._dtypes = {}
@@ -123,9 +123,6 @@ class ObsTable:
         """Return the names of cells of a source, and columns."""
         names, location = self._names[number], self._sources[number].location
         table = self._stored(number, [name for name in columns if name in names], rows)
-        if len(table) != rows.size:
-            msg = f"{location}: obs has {len(table)} rows, but {rows.size} expected"
-            raise FormatError(f"{msg}; write the file again")
         found = dict[str, Any]()
         for name in columns:
             dtype = self._dtypes[name]
@@ -143,9 +140,13 @@ class ObsTable:
     def _stored(self, number: int, names: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Return columns of a source as they are stored, with the provenance of its cells."""
         source, k = self._sources[number], number - self._n_stored
+        own = names if k < 0 else [each for each in names if each not in self.provenance]
+        table = source.read_obs_rows(own, rows)
+        if len(table) != rows.size:
+            msg = f"{source.location}: obs has {len(table)} rows, but {rows.size} expected"
+            raise FormatError(f"{msg}; write the file again")
         if k < 0:
-            return source.read_obs_rows(names, rows)
-        table = source.read_obs_rows([each for each in names if each not in self.provenance], rows)
+            return table
         dtype = pd.CategoricalDtype([self._labels[k]])
         of_file = pd.Categorical.from_codes(np.zeros(rows.size, np.int8), dtype=dtype)
         values: tuple[Any, Any] = (of_file, rows)
