@@ -17,7 +17,6 @@ from cellfeed._version import __version__
 from cellfeed.console import ByteSize, OneLineErrorGroup, format_bytes, interrupted
 
 _STAGES = {
-    "rewrite": "Rewriting elements by cell",
     "write": "Writing cells",
     "check": "Checking parts",
 }
@@ -61,11 +60,9 @@ def synthesize(
 @main.command()
 @click.argument("paths", nargs=-1, required=True, metavar="IN...")
 @click.argument("out", type=click.Path())
-@click.option("--elements", metavar="NAMES", show_default="X; all with --in-order",
+@click.option("--elements", metavar="NAMES", show_default="X; those of OUT with --append",
               help="Elements to write, such as X,layers/counts,obsm/X_pca; or all.")  # fmt: skip
-@click.option("--element", metavar="NAME",
-              help="The element to write as X, such as layers/counts.")  # fmt: skip
-@click.option("--in-order", is_flag=True, help="Keep the order of the cells; also rewrites CSC.")
+@click.option("--in-order", is_flag=True, help="Keep the order of the cells.")
 @click.option("--group-by", metavar="NAMES",
               help="obs columns, such as cell_line,drug, by which the cells of each part are "
               "sorted.")  # fmt: skip
@@ -80,14 +77,12 @@ def synthesize(
               help="Text file with the names of the genes to write, one in each line.")  # fmt: skip
 @click.option("--where", metavar="CONDITION",
               help="Only cells whose obs fulfil it, such as \"drug == 'drug_001'\".")  # fmt: skip
-@click.option("--rows", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Array of NumPy (.npy) with the rows to write, or a mask.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the random order.")
 @click.option("--block-size", type=click.IntRange(min=1), show_default="from the files' chunks",
               help="Cells read together; smaller blocks mix better, larger ones are faster."
               )  # fmt: skip
 @click.option("--memory", type=ByteSize(), default=4_000_000_000, show_default="4GB",
-              help="Memory for buffers of each process; more memory makes fewer parts."
+              help="Memory for buffers; more memory makes fewer parts."
               )  # fmt: skip
 @click.option("--codec", type=click.Choice(["delta", "annbatch"]),
               show_default="delta; that of OUT with --append",
@@ -96,17 +91,13 @@ def synthesize(
 @click.option("--cells-per-chunk", type=click.IntRange(min=1), default=64, show_default=True,
               help="Smaller chunks make single cells faster to read, and OUT larger."
               )  # fmt: skip
-@click.option("--scheduler", metavar="ADDRESS",
-              help="Address of a Dask scheduler, whose workers then write.")  # fmt: skip
 def preshuffle(
     *,
     paths: tuple[str, ...],
     out: str,
     elements: str | None,
     genes: Path | None,
-    rows: Path | None,
     group_by: str | None,
-    scheduler: str | None,
     **options: Any,
 ) -> None:
     """Write the cells of IN... to OUT, shuffled or in order: a zarr store of AnnData groups.
@@ -127,9 +118,7 @@ def preshuffle(
                 out,
                 elements=elements if elements in (None, "all") else elements.split(","),
                 genes=None if genes is None else _names_in(genes),
-                rows=None if rows is None else _loaded(rows),
                 group_by=None if group_by is None else group_by.split(","),
-                scheduler=scheduler,
                 on_progress=tell,
                 **options,
             )
@@ -137,8 +126,7 @@ def preshuffle(
         interrupted("Stopped; run the same command again to resume after the last complete part.")
     click.echo(
         f"{out}: {done.n_cells:,} cells in {_parts(done.n_parts)} "
-        f"({done.n_parts_written} written), {format_bytes(done.n_bytes)}, {done.seconds:.1f} s, "
-        f"peak memory {format_bytes(done.peak_memory_bytes)}"
+        f"({done.n_parts_written} written), {format_bytes(done.n_bytes)}, {done.seconds:.1f} s"
     )
 
 
@@ -212,15 +200,9 @@ def load_database(
 @click.argument("paths", nargs=-1, required=True, metavar="IN...")
 @click.option("--top", default=2000, show_default=True, type=click.IntRange(min=1),
               help="Number of genes.")  # fmt: skip
-@click.option("--flavor", default="seurat_v3", show_default=True,
-              type=click.Choice(["seurat_v3", "seurat_v3_paper", "seurat", "cell_ranger"]),
-              help="The method, as in scanpy; the first two take counts, the others "
-              "log-normalised values.")  # fmt: skip
 @click.option("--batch", metavar="COLUMN", help="obs column; genes are ranked in each batch.")
 @click.option("--element", default="X", show_default=True, metavar="NAME",
               help="The element, such as layers/counts.")  # fmt: skip
-@click.option("--log-normalize", is_flag=True,
-              help="Scale counts to 10,000 for each cell first, and take log1p.")  # fmt: skip
 @click.option("--join-vars", default="same", show_default=True,
               type=click.Choice(["same", "inner", "outer"]),
               help="Which genes to read if files differ.")  # fmt: skip
@@ -235,28 +217,19 @@ def genes(
     *,
     paths: tuple[str, ...],
     top: int,
-    flavor: Any,
     batch: str | None,
     element: str,
-    log_normalize: bool,
     join_vars: Any,
     output: Path | None,
 ) -> None:
-    """Find the highly variable genes of IN..., which are read once and never loaded."""
+    """Find the highly variable genes of counts in IN..., which are read once and never loaded."""
     from cellfeed import PathError, highly_variable_genes, open_collection  # noqa: PLC0415
-    from cellfeed.transforms import Log1p, NormalizeTotal  # noqa: PLC0415
 
     start = time.perf_counter()
     if output is not None and not output.parent.is_dir():
         raise PathError(f"{output.parent}: no such folder; make it first")
     collection = open_collection(paths, elements=[element], join_vars=join_vars)
-    table = highly_variable_genes(
-        collection,
-        n_top_genes=top,
-        flavor=flavor,
-        batch_key=batch,
-        transform=[NormalizeTotal(1e4), Log1p()] if log_normalize else None,
-    )
+    table = highly_variable_genes(collection, n_top_genes=top, batch_key=batch)
     names = table.index[table["highly_variable"]]
     if output is None:
         click.echo("\n".join(names))
@@ -269,16 +242,6 @@ def genes(
         f"{len(names):,} of {len(table):,} genes, from {len(collection):,} cells, {seconds:.1f} s",
         err=output is None,
     )
-
-
-@main.command("autotune", hidden=True, add_help_option=False,
-              context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
-              )  # fmt: skip
-def not_a_subcommand() -> None:
-    """Name the command, which is another one."""
-    from cellfeed import ParameterError  # noqa: PLC0415
-
-    raise ParameterError("autotune is a command by itself: autotune PATH... --label COLUMN")
 
 
 @main.command("warm-up")
@@ -313,19 +276,6 @@ def _modules_of_kernels(paths: Iterable[str], prefix: str) -> Iterator[str]:
         if each.ispkg:
             folder = each.name.rpartition(".")[2]
             yield from _modules_of_kernels([f"{path}/{folder}" for path in paths], f"{each.name}.")
-
-
-def _loaded(path: Path) -> Any:
-    """Return an array of NumPy."""
-    import numpy as np  # noqa: PLC0415
-
-    from cellfeed import FormatError  # noqa: PLC0415
-
-    try:
-        return np.load(path)
-    except (ValueError, EOFError) as error:
-        msg = f"{path}: is not an array of NumPy; write it with `numpy.save`"
-        raise FormatError(msg) from error
 
 
 def _names_in(path: Path) -> list[str]:

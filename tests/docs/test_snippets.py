@@ -140,6 +140,8 @@ for number, name in enumerate("ab", 1):
     plate.layers["counts"] = plate.X.copy()
     plate.X.data /= 2
     plate.write_h5ad(f"lab_{name}.h5ad")
+plate.X = plate.X.tocsc()
+plate.write_h5ad("by_gene.h5ad")
 """,
     "how-to/questions.md": TRAINING
     + DATASET

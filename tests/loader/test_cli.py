@@ -21,15 +21,6 @@ def test_version():
     assert cellfeed.__version__ in result.stdout
 
 
-def test_autotune_is_named_by_those_who_type_it_here():
-    said = commands.cellfeed("autotune", "plates", "--label", "plate")
-    assert said.exit_code == 2
-    assert said.stderr == (
-        "Error: autotune is a command by itself: autotune PATH... --label COLUMN\n"
-    )
-    assert "autotune" not in commands.cellfeed("--help").stdout
-
-
 def test_the_list_of_commands_is_not_cut():
     _, _, listed = commands.cellfeed("--help").stdout.partition("Commands:")
     assert "store of AnnData groups." in " ".join(listed.split())

@@ -4,8 +4,6 @@ Tasks have disjoint ranges of genes, so that they share tables without locks, an
 taken in the order of the cells, whatever the number of threads.
 """
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -67,7 +65,7 @@ def _first_from(columns: NDArray[np.int32], low: int, high: int, least: int) -> 
 
 @compiled(
     *(
-        f"void({value}[::1], int32[::1], int64[::1], int64[::1], int64, int64, boolean, "
+        f"void({value}[::1], int32[::1], int64[::1], int64[::1], int64, int64, "
         "float64[:,::1], float64[:,:,::1], float64[:,:,::1])"
         for value in ("float32", "float64")
     )
@@ -79,7 +77,6 @@ def add_sparse(
     batches: Ints,
     first: int,
     stop: int,
-    are_logs: bool,  # noqa: FBT001
     limits: Floats,
     sums: Floats,
     largest: Floats,
@@ -94,8 +91,6 @@ def add_sparse(
         Batch of each row.
     first, stop
         Range of genes.
-    are_logs
-        Whether values are ``log1p(x)``, and the sums are those of x.
     limits
         Values are clipped to at most these, shape (n_batches, n_genes); empty for no limits.
     sums, largest
@@ -111,13 +106,12 @@ def add_sparse(
             value: float = np.float64(values[place])
             if value != 0:
                 limit: float = limits[batch, column] if limits.size else np.inf
-                value = math.expm1(value) if are_logs else value
                 _add(sums, largest, batch, column, value, limit)
 
 
 @compiled(
     *(
-        f"void({value}[:,::1], int64[::1], int64, int64, boolean, "
+        f"void({value}[:,::1], int64[::1], int64, int64, "
         "float64[:,::1], float64[:,:,::1], float64[:,:,::1])"
         for value in ("float32", "float64")
     )
@@ -127,7 +121,6 @@ def add_dense(
     batches: Ints,
     first: int,
     stop: int,
-    are_logs: bool,  # noqa: FBT001
     limits: Floats,
     sums: Floats,
     largest: Floats,
@@ -139,7 +132,6 @@ def add_dense(
             value: float = np.float64(values[row, column])
             if value != 0:
                 limit: float = limits[batch, column] if limits.size else np.inf
-                value = math.expm1(value) if are_logs else value
                 _add(sums, largest, batch, column, value, limit)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -12,13 +12,6 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed.bytes import (
-    CachedTables,
-    LastingIdentity,
-    digest_of,
-    digest_of_array,
-    lasting_identity,
-)
 from cellfeed.collection import Collection, labels_of
 from cellfeed.dataset import CellDataset, ReadOptions
 from cellfeed.extending import (
@@ -33,7 +26,6 @@ from cellfeed.genes import _kernels
 from cellfeed.machine import usable_memory_bytes
 from cellfeed.rows import Cells
 from cellfeed.sampling import Streaming
-from cellfeed.transforms import Transform
 
 N_LARGEST = 16  # values of each gene and batch; more than that are rarely clipped
 _FETCH_BYTES = 64 << 20  # of cells that are read together
@@ -133,13 +125,10 @@ def sums_of(
     collection: Collection,
     batches: Batches,
     *,
-    transform: Transform | Sequence[Transform] | None = None,
-    are_logs: bool = False,
     limits: NDArray[np.float64] | None = None,
-    n_largest: int = N_LARGEST,
     num_threads: int | None = None,
 ) -> Sums:
-    """Return sums over cells, from the user's cache or from one pass over them.
+    """Return sums over cells, from one pass over them.
 
     This takes memory for two fetches of 64 MiB, 160 bytes for each gene and batch, and 13 bytes for
     each cell.
@@ -150,14 +139,8 @@ def sums_of(
         A collection of one element, which has genes.
     batches
         The cells and their batches.
-    transform
-        Applied to the values; see `CellDataset`.
-    are_logs
-        Whether values are ``log1p(x)``, and the sums over cells are those of x.
     limits
         Clip values to at most these, shape (n_batches, n_genes).
-    n_largest
-        How many of the largest values to list: 16, or 0, which is faster.
     num_threads
         Number of threads that read, and that sum.
 
@@ -168,89 +151,6 @@ def sums_of(
     ParameterError
         There are so many batches that their sums do not fit into memory.
     """
-    (element,) = collection.elements.values()
-    key = digest_of(
-        element.name,
-        *map(str, element.column_names),
-        digest_of_array(batches.rows),
-        repr(transform),
-        repr((are_logs, n_largest)),
-        digest_of_array(limits),
-    )
-    cached = CachedTables("sums", key, lambda: _identity(collection))
-
-    def compute() -> Mapping[str, NDArray[Any]]:
-        found = _pass(
-            collection,
-            batches,
-            transform=transform,
-            are_logs=are_logs,
-            limits=limits,
-            n_largest=n_largest,
-            num_threads=num_threads,
-        )
-        if len(batches.names) > 1 and limits is None:  # which is known then, too
-            cached.get("all cells", 1, lambda: _merged(found), fewest=0)
-        return found
-
-    digest = digest_of_array(batches.codes)
-    depends_on = "all cells" if len(batches.names) == 1 else f"batches {digest}"
-    tables = cached.get(depends_on, 1, compute, fewest=0)
-    shape = len(batches.names), element.n_columns, -1
-    sums = tables["sums"].reshape(shape)
-    n_negative, n_fractional = tables["found"].tolist()
-    return Sums(
-        n_cells=np.bincount(batches.codes, minlength=len(batches.names)),
-        counts=sums[..., 0],
-        sums=sums[..., 1],
-        squares=sums[..., 2],
-        largest=tables["largest"].reshape(shape),
-        totals=tables["totals"],
-        n_genes=tables["n_genes"],
-        n_negative=n_negative,
-        n_fractional=n_fractional,
-    )
-
-
-def _identity(collection: Collection) -> LastingIdentity | None:
-    """Return the identity of the cells of a collection; None if it may change without a trace."""
-    parts, is_settled = list[str](), True
-    for source in collection.sources:
-        files = source.files()
-        version = source.version() if source.location.is_remote else None
-        if files:
-            found = lasting_identity((str(each.absolute()), each.stat()) for each in files)
-            version, is_settled = found.digest, is_settled and found.is_settled
-        if version is None:
-            return None
-        parts += [str(source.location), version, source.selection()]
-        for element in source.elements.values():
-            parts += map(digest_of_array, (element.row_order, element.stored_columns))
-    return LastingIdentity(digest_of(*parts), is_settled)
-
-
-def _merged(tables: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-    """Return the tables of all cells as one batch."""
-    n_genes = tables["sums"].shape[1]
-    largest = np.sort(tables["largest"].transpose(1, 0, 2).reshape(n_genes, -1), axis=1)
-    others, largest = largest[:, :-N_LARGEST], largest[:, -N_LARGEST:]
-    sums = tables["sums"].sum(axis=0)
-    sums[:, 1] += others.sum(axis=1)
-    sums[:, 2] += np.square(others).sum(axis=1)
-    return {**tables, "sums": sums[None], "largest": np.ascontiguousarray(largest)[None]}
-
-
-def _pass(
-    collection: Collection,
-    batches: Batches,
-    *,
-    transform: Transform | Sequence[Transform] | None,
-    are_logs: bool,
-    limits: NDArray[np.float64] | None,
-    n_largest: int,
-    num_threads: int | None,
-) -> Mapping[str, NDArray[Any]]:
-    """Read all cells, and return the tables of `Sums`."""
     (element,) = collection.elements.values()
     n_cells, n_genes, n_batches = batches.codes.size, element.n_columns, len(batches.names)
     _require_memory(n_batches * n_genes * (_kernels.N_COLUMNS - 1 + N_LARGEST) * 8, n_batches)
@@ -270,12 +170,10 @@ def _pass(
         seed=0,
         as_torch=False,
         dtype=dtype,
-        transform=transform,
         read_options=ReadOptions(num_threads=num_threads),
     )
     sums = np.zeros((n_batches, n_genes, _kernels.N_COLUMNS))
-    largest = np.zeros((n_batches, n_genes, n_largest))
-    sums[..., _kernels.LEAST] = 0 if n_largest else np.inf
+    largest = np.zeros((n_batches, n_genes, N_LARGEST))
     totals, n_nonzero = np.zeros(n_cells), np.zeros(n_cells, np.int32)
     limits = np.empty((0, 0)) if limits is None else limits
     num_threads = num_threads or usable_cpu_count()
@@ -301,8 +199,7 @@ def _pass(
             of_rows: Any = totals[here], n_nonzero[here], found
             tasks = [threads.submit(_kernels.sum_rows, values, pointers, *of_rows)]
             tasks += [
-                threads.submit(partial(add, *rows, *each, are_logs, limits, sums, largest))
-                for each in ranges
+                threads.submit(partial(add, *rows, *each, limits, sums, largest)) for each in ranges
             ]
             for task in tasks:
                 task.result()
@@ -312,13 +209,17 @@ def _pass(
                 _refuse_value(collection, cells, row, column)
             n_done += len(cells)
             line.show_share("Summing cells", n_done, n_cells)
-    return {
-        "sums": sums,
-        "largest": largest,
-        "totals": totals,
-        "n_genes": n_nonzero,
-        "found": found[[_kernels.NEGATIVE, _kernels.FRACTIONAL]],
-    }
+    return Sums(
+        n_cells=np.bincount(batches.codes, minlength=n_batches),
+        counts=sums[..., _kernels.COUNT],
+        sums=sums[..., _kernels.SUM],
+        squares=sums[..., _kernels.SQUARES],
+        largest=largest,
+        totals=totals,
+        n_genes=n_nonzero,
+        n_negative=int(found[_kernels.NEGATIVE]),
+        n_fractional=int(found[_kernels.FRACTIONAL]),
+    )
 
 
 def _ranges(columns: NDArray[Any], n_genes: int, n: int) -> list[tuple[int, int]]:
@@ -395,8 +296,7 @@ def qc_metrics(
     """Return counts for each cell and gene, like `scanpy.pp.calculate_qc_metrics`, in one pass.
 
     Nothing is loaded as a whole: this takes some 20 bytes for each cell, 500 for each gene, and
-    memory for two fetches of 64 MiB. Sums are in float64, which is exact for counts, and are cached
-    for later calls, also of `highly_variable_genes`, as long as the files stay the same.
+    memory for two fetches of 64 MiB. Sums are in float64, which is exact for counts.
 
     Parameters
     ----------

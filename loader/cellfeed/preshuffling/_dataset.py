@@ -1,8 +1,8 @@
-"""One part as an AnnData group of a zarr store, and its matrix in memory."""
+"""One part: its matrices in memory, and as an AnnData group of a zarr store."""
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any, Literal
 import anndata as ad
 import google_crc32c
 import numpy as np
-import pandas as pd
 import scipy.sparse as sp
 import zarr
 from anndata.io import write_elem
@@ -20,10 +19,13 @@ from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 from zarr.codecs.numcodecs import AsType, Delta
 
+from cellfeed.collection import Collection
 from cellfeed.decode import expect_numcodecs, kernels
 from cellfeed.extending import os_errors, usable_cpu_count
+from cellfeed.fetch import PlannedRead, Reader, Stage, in_stages
 from cellfeed.preshuffling._inputs import Inputs, table_of
-from cellfeed.preshuffling._job import Job, Matrix
+from cellfeed.preshuffling._job import Job, Matrix, OutputFolder
+from cellfeed.rows import Cells
 
 
 class CsrPart:
@@ -208,115 +210,106 @@ class Encoding:
         return [each + _checksum(each) for each in compressed]
 
 
-def write_dataset(
-    folder: Path,
+# A part: read, shuffled, written, and renamed when it is complete.
+
+
+def write_part(
+    folder: OutputFolder,
     job: Job,
     inputs: Inputs,
-    *,
-    matrices: Mapping[str, CsrPart | NDArray[Any]],
-    order: NDArray[np.intp],
-    obs: pd.DataFrame,
-    frames: Mapping[str, pd.DataFrame],
+    number: int,
     on_share: Callable[[float], object],
 ) -> None:
-    """Write an AnnData group, or a group of MuData.
+    """Write a part as an AnnData group.
 
     Parameters
     ----------
-    folder
-        A folder that does not exist yet.
-    job, inputs
-        The job, which determines chunks and shards, and its inputs.
-    matrices, order
-        The matrices in storage order, by name, and the order in which their rows are written.
-    obs, frames
-        The table of the cells, and data frames of ``obsm`` by name, in the order in which they are
-        written.
+    folder, job, inputs
+        The output, the job, which determines chunks and shards, and its inputs.
+    number
+        Number of the part.
     on_share
-        Called with the share of the matrices that is written.
+        Called from time to time with the share of the work that is done.
     """
     expect_numcodecs()
+    part = inputs.part(job, number)
+    obs = inputs.obs.read(part.rows).iloc[part.order]
+    matrices = _read(job, inputs.collection, part.rows, lambda share: on_share(share / 2))
     settings: dict[str, Any] = {"allow_write_nullable_strings": True}
     if hasattr(ad.settings, "auto_shard_zarr_v3"):  # later versions do so anyway
         settings["auto_shard_zarr_v3"] = True
-    with ad.settings.override(**settings), os_errors(folder):
-        root = zarr.create_group(folder)
-        if inputs.modalities is None:
-            _write_tables(root, "", inputs, obs)
-        else:
-            _write_mudata(root, inputs, obs)
-        for name, frame in frames.items():
-            above, _, own_name = name.rpartition("/")
-            _write(root.require_group(above), own_name, frame.set_axis(obs.index))
+    with (
+        folder.new_part(job.first_part + number) as place,
+        ad.settings.override(**settings),
+        os_errors(place),
+    ):
+        root = zarr.create_group(place)
+        root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+        _write(root, "obs", obs)
+        _write(root, "var", inputs.tables["var"])
+        for name in ("uns", "layers", "obsm", "obsp", "varm", "varp"):
+            _write(root, name, {})
         written = list[tuple[Matrix, CsrPart]]()
         for k, each in enumerate(job.matrices):
-            if each.path.endswith("raw/X"):
-                raw = root.create_group(each.path[: -len("/X")])
-                raw.attrs.update({"encoding-type": "raw", "encoding-version": "0.1.0"})
-                _write(raw, "var", inputs.tables[table_of(each.path)])
-                _write(raw, "varm", {})
-            matrix = matrices[each.name]
-            above, _, name = each.path.rpartition("/")
+            above, _, name = each.name.rpartition("/")
             group = root.require_group(above) if above else root
+            if above == "raw":
+                group.attrs.update({"encoding-type": "raw", "encoding-version": "0.1.0"})
+                _write(group, "var", inputs.tables[table_of(each.name)])
+                _write(group, "varm", {})
+            matrix = matrices[each.name]
 
             def of_all(share: float, k: int = k) -> None:
-                on_share((k + share) / len(job.matrices))
+                on_share((1 + (k + share) / len(job.matrices)) / 2)
 
             if isinstance(matrix, CsrPart):
-                matrix.shuffle(order)
-                same = [other for other, part in written if matrix.has_indices_of(part)]
-                twin = folder / same[0].path if same else None
-                _write_csr(group, name, folder / each.path, job, each, matrix, twin, of_all)
+                matrix.shuffle(part.order)
+                same = [other for other, before in written if matrix.has_indices_of(before)]
+                twin = place / same[0].name if same else None
+                _write_csr(group, name, place / each.name, job, each, matrix, twin, of_all)
                 written.append((each, matrix))
             else:
-                _write_dense(group, name, job, each, matrix, order, of_all)
+                _write_dense(group, name, job, each, matrix, part.order, of_all)
 
 
-def _write_tables(group: zarr.Group, within: str, inputs: Inputs, obs: pd.DataFrame) -> None:
-    """Write an AnnData object without its matrices."""
-    group.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
-    _write(group, "obs", obs)
-    _write(group, "var", inputs.tables[f"{within}var"])
-    _write(group, "uns", inputs.uns.get(f"{within}uns", {}))
-    for name in ("layers", "obsm", "obsp", "varm", "varp"):
-        _write(group, name, {})
+def _read(
+    job: Job,
+    collection: Collection,
+    rows: NDArray[np.int64],
+    on_share: Callable[[float], object],
+) -> dict[str, CsrPart | NDArray[Any]]:
+    """Return the matrices of a part by name, in storage order."""
+    n_rows = rows.size
+    found = dict[str, CsrPart | NDArray[Any]]()
+    for each in job.matrices:
+        dtype = np.dtype(each.dtype)
+        if each.is_sparse:
+            n_elements = round(n_rows * each.elements_per_cell)
+            found[each.name] = CsrPart(n_rows, n_elements, dtype, each.index_dtype)
+        else:
+            found[each.name] = np.empty((n_rows, *each.row_shape), dtype)
+    n = job.cells_per_piece
+    pieces = (rows[start : start + n] for start in range(0, n_rows, n))
+    n_read = 0
+    with Reader(collection) as reader:
 
+        def planned(rows: NDArray[np.int64]) -> PlannedRead:
+            return reader.plan(rows, np.arange(rows.size), rows.size).readahead()
 
-def _write_mudata(root: zarr.Group, inputs: Inputs, obs: pd.DataFrame) -> None:
-    """Write MuData without its matrices; all its modalities have all cells.
+        def read(plan: PlannedRead) -> Cells:
+            return next(reader.read_planned(plan)).to_scipy()
 
-    obs of a modality gets the columns that `MuDataSource` names after it, such as ``rna:plate``.
-    """
-    modalities = inputs.modalities or ()
-    root.attrs.update({"encoding-type": "MuData", "encoding-version": "0.1.0", "axis": 0})
-    above = root.create_group("mod", attributes={"mod-order": list(modalities)})
-    names, first = [inputs.tables[f"mod/{each}/var"].index for each in modalities], 0
-    n_vars, varmap = sum(map(len, names)), dict[str, Any]()
-    shared = list(obs.columns)
-    for modality, own in zip(modalities, names, strict=True):
-        prefix = f"{modality}:"
-        columns = [name for name in obs.columns if name.startswith(prefix)]
-        own_names = [name.removeprefix(prefix) for name in columns]
-        shared = [name for name in shared if name not in columns]
-        of_modality = obs[columns].rename(columns=dict(zip(columns, own_names, strict=True)))
-        _write_tables(above.create_group(modality), f"mod/{modality}/", inputs, of_modality)
-        varmap[modality] = np.zeros(n_vars, np.uint32)
-        varmap[modality][first : first + len(own)] = np.arange(1, len(own) + 1)
-        first += len(own)
-    _write(root, "obs", obs[shared])
-    index = pd.Index(np.concatenate([each.to_numpy(dtype=object) for each in names]))
-    _write(root, "var", pd.DataFrame(index=index))
-    _write(
-        root, "obsmap", {each: np.arange(1, len(obs) + 1, dtype=np.uint32) for each in modalities}
-    )
-    _write(root, "varmap", varmap)
-    # mudata keeps which cells a modality has, and which genes are of it.
-    is_in = {each: np.ones(len(obs), bool) for each in modalities}
-    _write(root, "obsm", is_in)
-    _write(root, "varm", {name: positions > 0 for name, positions in varmap.items()})
-    _write(root, "uns", inputs.uns.get("uns", {}))
-    for name in ("obsp", "varp"):
-        _write(root, name, {})
+        # One is read while the one before it is copied, and the one after it is on its way.
+        with in_stages(pieces, [Stage(planned, 1), Stage(read, 1)]) as cells_read:
+            for cells in cells_read:
+                for name, matrix in found.items():
+                    if isinstance(matrix, CsrPart):
+                        matrix.append(cells[name])
+                    else:
+                        matrix[n_read : n_read + len(cells)] = cells[name]
+                n_read += len(cells)
+                on_share(n_read / n_rows)
+    return found
 
 
 def _write_csr(
@@ -430,7 +423,6 @@ def _write_dense(
             shards=(shard, *row_shape),
             compressors=_compressors(),
             attributes={"encoding-type": "array", "encoding-version": "0.2.0"},
-            overwrite=True,  # of which modality a cell is, where that is a copied element
         )
         for start in range(0, n_rows, shard):
             stop = min(start + shard, n_rows)

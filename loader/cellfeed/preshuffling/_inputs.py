@@ -1,135 +1,67 @@
 """The inputs of a copy: which elements are written, and everything that is read of the files."""
 
-import re
-import tempfile
+import sys
 import unicodedata
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import anndata as ad
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from cellfeed.bytes import Location
-from cellfeed.collection import Collection, Genes, located, require_elements, side_by_side
+from cellfeed.collection import Collection, located, require_elements
 from cellfeed.extending import FormatError, ParameterError, require_list
-from cellfeed.preshuffling._by_row import ByRow
-from cellfeed.preshuffling._job import Contents, Job, Matrix, OutputFolder
-from cellfeed.preshuffling._tables import CellTable, FileTable, ObsTable
+from cellfeed.preshuffling._job import Job
+from cellfeed.preshuffling._tables import ObsTable
 from cellfeed.sampling import Fetch
-from cellfeed.sources import Source, as_text, open_location, select_elements
-from cellfeed.sources.anndata import ANNDATA, AnnDataSource, StoredCsc, open_to_copy
+from cellfeed.sources import Source, as_text, open_location
+from cellfeed.sources.anndata import ANNDATA, AnnDataSource, FileSource
 
-_UNS = "uns"
-
-
-_WRITTEN = ("dense", "csr", "csc", "dataframe")  # encodings of elements
+_WRITTEN = ("dense", "csr", "csc")  # encodings of elements; the last one has an error of its own
 
 
-def contents_of(paths: Any, elements: Sequence[str] | Literal["all"]) -> Contents:
-    """Return what is written of files.
+def names_of(paths: Any, elements: Sequence[str] | Literal["all"]) -> Sequence[str]:
+    """Return the names of the elements to write.
 
     Parameters
     ----------
     paths
         Paths and URLs.
     elements
-        Names of elements, and ``"uns"``; or ``"all"``.
+        Names of elements, at least one; or ``"all"``.
 
     Raises
     ------
     ParameterError
-        A name is not one of an element, there is no matrix among them, or ``"all"`` is given for
-        files that do not list their elements.
+        A name is not one of an element, there is none, or ``"all"`` is given for files that do not
+        list their elements, or have one that is not written.
     """
     if elements != "all":
         require_list("elements", "names", elements)
-        names = [name for name in elements if name != _UNS]
-        if names:
-            require_elements(names)
-        if not any("obsm/" in name for name in names):
-            return _contents(names, {}, uns=_UNS in elements)
+        require_elements(elements)
+        return elements
     encodings = dict[str, str]()
     for location, storage in located(paths):
-        if storage.name == ANNDATA.name:
-            for source in open_to_copy(location, ()):
-                encodings = source.stored_elements() | encodings
-        elif elements == "all":
+        if storage.name != ANNDATA.name:
             msg = f"{location}: is {storage.name}, which does not list its elements"
             raise ParameterError(f"{msg}; name them, such as elements=['X']")
-    if elements == "all":
-        _require_written(encodings)
-        return _contents([*encodings], encodings, uns=True)
-    return _contents(names, encodings, uns=_UNS in elements)
-
-
-def _require_written(encodings: Mapping[str, str]) -> None:
-    """Check that each element has an encoding that is written."""
+        for source in open_location(storage, location, ()):
+            if isinstance(source, FileSource):
+                encodings = source.stored_elements() | encodings
     for name, encoding in encodings.items():
         if encoding not in _WRITTEN:
             others = [each for each in encodings if encodings[each] in _WRITTEN]
             msg = f"`{name}` cannot be written (encoding {encoding!r}); name the others"
-            raise ParameterError(f"{msg}: elements={[*others, _UNS]!r}")
+            raise ParameterError(f"{msg}: elements={others!r}")
+    return [*encodings]
 
 
-def _contents(names: Sequence[str], encodings: Mapping[str, str], *, uns: bool) -> Contents:
-    frames = tuple(name for name in names if encodings.get(name) == "dataframe")
-    matrices = tuple(name for name in names if name not in frames)
-    if not matrices:
-        msg = f"`elements` must name at least one matrix, such as 'X', but got {[*names]!r}"
-        raise ParameterError(msg)
-    return Contents(matrices=matrices, frames=frames, uns=uns)
-
-
-def open_matrices(
-    paths: Any, names: Sequence[str], genes: Genes, by_row: Path, before: Sequence[Source] = ()
-) -> Collection:
-    """Open matrices of files as one collection, also those that are stored by gene.
-
-    Parameters
-    ----------
-    paths
-        Paths and URLs.
-    names
-        Names of the matrices.
-    genes
-        The genes of the collection.
-    by_row
-        The folder into which those that are stored by gene are rewritten; see `ByRow`.
-    before
-        Sources of the same matrices that come before.
-    """
-
-    def opened(found: Any) -> list[Source]:
-        location, storage = found
-        if storage.name == ANNDATA.name:
-            return [select_elements(each, names) for each in open_to_copy(location, names)]
-        return open_location(storage, location, names)
-
-    sources = [each for own in side_by_side(opened, located(paths)) for each in own]
-    for number, source in enumerate(sources):
-        elements = dict(source.elements)
-        for name, stored in elements.items():
-            if isinstance(stored, StoredCsc):
-                folder = by_row / f"{number}-{name.replace('/', '.')}"
-                elements[name] = ByRow(source.location, stored, folder)
-        source.elements = elements
-    return Collection([*before, *sources], genes=genes)
-
-
-def open_parts(paths: Sequence[str | Path], matrices: Sequence[Matrix]) -> list[Source]:
-    """Open matrices of parts of a copy, by the names that they have in the files."""
-    sources = list[Source]()
-    for path in paths:
-        [source] = open_to_copy(Location.of(path), [each.path for each in matrices])
-        source.elements = {each.name: source.elements[each.path] for each in matrices}
-        sources.append(source)
-    return sources
+def open_parts(paths: Sequence[str | Path], names: Sequence[str]) -> list[Source]:
+    """Open elements of parts of a copy."""
+    return [each for path in paths for each in open_location(ANNDATA, Location.of(path), names)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,227 +71,97 @@ class Inputs:
     Parameters
     ----------
     collection
-        The collection of the matrices.
+        The collection of the elements.
     rows
         The rows to write, ascending, int64; None for all.
-    obs, frames
-        The table of cells, and data frames in ``obsm`` by name.
+    obs
+        The table of cells.
     tables
-        Tables of genes, by path in a part: ``var``, ``raw/var``, ``mod/rna/var``.
-    uns
-        ``uns`` by path in a part; empty if it is not written.
-    modalities
-        Names of the modalities of MuData; None for AnnData.
-    groups
-        The columns of obs by which cells are grouped; None if they are not.
+        Tables of genes, by path in a part: ``var``, ``raw/var``.
     """
 
     collection: Collection
     rows: NDArray[np.int64] | None
     obs: ObsTable
-    frames: Mapping[str, CellTable]
     tables: Mapping[str, pd.DataFrame]
-    uns: Mapping[str, Any]
-    modalities: tuple[str, ...] | None
-    groups: CellTable | None
 
     @classmethod
-    def open(
-        cls,
-        job: Job,
-        folder: OutputFolder,
-        collection: Collection | None = None,
-        rows: NDArray[np.int64] | None = None,
-    ) -> "Inputs":
-        """Open the files of a job, which must not have changed since it began.
-
-        Parameters
-        ----------
-        job, folder
-            The job, and its output.
-        collection, rows
-            Its collection and rows, if it has been opened.
-        """
-        for file in (*job.inputs, *job.linked):
-            file.check()
-        if collection is None:
-            names, rows = folder.chosen()
-            n, genes = job.n_stored, Genes(job.join_vars, names, of_first=job.n_stored > 0)
-            stored = open_parts(job.paths[:n], job.matrices)
-            paths = job.paths[n:]
-            collection = open_matrices(paths, job.elements, genes, folder.by_row, stored)
-        first = collection.sources[0]
-        modalities = None
-        if isinstance(first, AnnDataSource) and first.modalities():
-            kept = (*job.elements, *job.frames)
-            of_kept = [each for each in first.modalities() if _in_modality(kept, each)]
-            modalities = tuple(of_kept) or None
-        obs, groups = ObsTable(collection.sources, job.paths, n_stored=job.n_stored), None
-        if job.group_by:
-            groups = _groups(collection.sources, job.group_by)
-        found = cls(
-            collection,
-            rows,
-            obs,
-            {name: _frame(collection.sources, name) for name in job.frames},
-            _gene_tables(job, collection, modalities),
-            _uns_of(collection.sources, modalities) if job.uns else {},
-            modalities,
-            groups,
-        )
-        found._check_names(job, folder.path)
-        return found
-
-    def _check_names(self, job: Job, out: Path) -> None:
-        """Check that a zarr store can have groups and arrays with all names.
+    def open(cls, job: Job, collection: Collection, rows: NDArray[np.int64] | None) -> "Inputs":
+        """Open what else is read of the files of a job.
 
         Raises
         ------
+        ParameterError
+            A column to group by is not there.
         FormatError
-            It cannot.
+            A zarr store cannot have groups or arrays with all names.
         """
-        tables = {"`obs`": self.obs} | {f"`{path}`": each for path, each in self.frames.items()}
-        named = {where: table.names for where, table in tables.items()}
-        for path, frame in self.tables.items():
-            own = () if frame.index.name is None else (str(frame.index.name),)
-            named[f"`{path}`"] = (*frame.columns, *own)
-        for path, uns in self.uns.items():
-            named |= dict(_names_by_group(uns, f"`{path}`"))
-        for path in (*(each.path for each in job.matrices), *job.frames):
-            found = re.match("((?:mod/[^/]*/)?(?:layers|obsm))/(.*)", path, re.DOTALL)
-            if found is not None:
-                named[f"`{found[1]}`"] = (*named.get(f"`{found[1]}`", ()), found[2])
-        for where, names in named.items():
-            alike = dict[str, str]()
-            for name in names:
-                files = tables[where].files if where in tables else ()
-                with_name = [each.location for each in files if name in each.names]
-                location = [*with_name, *self.collection.locations][0]
-                if (why := _why_not_stored(name)) is not None:
-                    msg = f"{location}: {where} has the name {name!r}, which zarr cannot store"
-                    raise FormatError(f"{msg}, since it {why}; rename it")
-                other = alike.setdefault(_folded(name), name)
-                if other != name and not _distinguishes_case(out):
-                    msg = f"{location}: {where} has the names {other!r} and {name!r}, which are one"
-                    raise FormatError(f"{msg} in the file system of {out}; rename one of them")
+        obs = ObsTable(collection.sources, job.paths, n_stored=job.n_stored)
+        for name in job.group_by:
+            if name not in obs.columns:
+                there = ", ".join(obs.columns[:-2])
+                msg = f"`group_by` names {name!r}, but the columns of obs are: {there}"
+                raise ParameterError(msg)
+        tables = dict[str, pd.DataFrame]()
+        for matrix in job.matrices:
+            if matrix.table is not None and table_of(matrix.name) not in tables:
+                tables[table_of(matrix.name)] = _gene_table(collection, matrix.name)
+        if "var" not in tables:  # there are only elements of obsm
+            tables["var"] = collection.sources[0].read_var()
+        _check_names(collection, obs, tables)
+        return cls(collection, rows, obs, tables)
 
     def part(self, job: Job, number: int) -> Fetch:
         """Return the rows of a part in the collection, ascending, and their order in it."""
-        part = job.part(number)
-        rows = part.rows if self.rows is None else np.asarray(self.rows[part.rows])
-        if self.groups is None:
-            return Fetch(rows=rows, order=part.order)
-        codes = [_sorted_codes(column) for _, column in self.groups.read(rows).items()]
-        by_group = np.lexsort([each[part.order] for each in reversed(codes)])
-        return Fetch(rows=rows, order=part.order[by_group])
-
-    @property
-    def by_gene(self) -> list[ByRow]:
-        """The matrices that are stored by gene."""
-        stored = (each for source in self.collection.sources for each in source.elements.values())
-        return [each for each in stored if isinstance(each, ByRow)]
+        part = job.plan.fetch(number)
+        rows = part.rows if self.rows is None else self.rows[part.rows]
+        order, codes = part.order, list[NDArray[np.int64]]()
+        for _, column in self.obs.read(rows, job.group_by).items() if job.group_by else ():
+            groups = column.astype("category").cat
+            of_cells = groups.codes.to_numpy().astype(np.int64)[order]
+            codes.insert(0, of_cells % (1 + len(groups.categories)))  # missing ones are the last
+        return Fetch(rows=rows, order=order[np.lexsort(codes)] if codes else order)
 
 
-_RESERVED = ("", ".", "..", "zarr.json", "_index")
-_MOST_BYTES = 255  # of a name, for most file systems
+def _check_names(collection: Collection, obs: ObsTable, tables: Mapping[str, pd.DataFrame]) -> None:
+    named = {"obs": obs.names}
+    for path, table in tables.items():
+        named[path] = (*table.columns, *(() if table.index.name is None else (table.index.name,)))
+    for name in collection.elements:
+        folder, _, own = name.partition("/")
+        named[folder] = (*named.get(folder, ()), own or name)
+    for where, names in named.items():
+        for name in names:
+            if (why := _why_not_stored(name)) is not None:
+                has_it = [each.location for each in collection.sources if name in each.obs_names()]
+                location = [*(has_it if where == "obs" else ()), *collection.locations][0]
+                msg = f"{location}: `{where}` has the name {name!r}, which zarr cannot store"
+                raise FormatError(f"{msg}, since it {why}; rename it")
+        folded = [unicodedata.normalize("NFC", name).casefold() for name in names]
+        if sys.platform == "darwin" and len({*folded}) < len({*names}):
+            alike = ", ".join(
+                repr(n) for n, f in zip(names, folded, strict=True) if folded.count(f) > 1
+            )
+            msg = f"{collection.locations[0]}: `{where}` has the names {alike}, which are one"
+            raise FormatError(f"{msg} in file systems of this machine; rename one of them")
 
 
 def _why_not_stored(name: str) -> str | None:
     """Return why a name cannot be that of an array in a zarr store; None if it can."""
     if "/" in name or "\\" in name:  # zarr turns one into the other
         return "has a slash"
-    if name in _RESERVED:
+    if name in ("", ".", "..", "zarr.json", "_index"):
         return "is reserved"
     if "\0" in name or name != name.encode(errors="replace").decode():
         return "is not text"
-    if len(name.encode()) > _MOST_BYTES:
-        return f"has more than {_MOST_BYTES} bytes"
+    if len(name.encode()) > 255:  # noqa: PLR2004 - the limit of most file systems
+        return "has more than 255 bytes"
     return None
 
 
-def _names_by_group(nested: Mapping[str, Any], path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the path of each of nested dictionaries, and its names."""
-    yield path, tuple(nested)
-    for name, value in nested.items():
-        if isinstance(value, Mapping):
-            yield from _names_by_group(value, f"{path[:-1]}/{name}`")
-
-
-def _folded(name: str) -> str:
-    return unicodedata.normalize("NFC", name).casefold()
-
-
-def _distinguishes_case(out: Path) -> bool:
-    """Return whether the file system of a folder distinguishes upper and lower case."""
-    existing = next(each for each in (out, *out.parents) if each.is_dir())
-    with tempfile.NamedTemporaryFile(prefix="cellfeed-", dir=existing) as file:
-        path = Path(file.name)
-        return not path.with_name(path.name.upper()).exists()
-
-
-def _groups(sources: Sequence[Source], columns: Sequence[str]) -> CellTable:
-    files = [
-        FileTable(each.location, each.n_rows, tuple(each.obs_names()), each.read_obs_rows)
-        for each in sources
-    ]
-    there = list(dict.fromkeys(name for each in files for name in each.names))
-    for name in columns:
-        if name not in there:
-            msg = f"`group_by` names {name!r}, but the columns of obs are: {', '.join(there)}"
-            raise ParameterError(msg)
-    return CellTable("obs", files, columns)
-
-
-def _sorted_codes(column: "pd.Series[Any]") -> NDArray[np.integer]:
-    """Return the group of each cell, in the order of categories or of values; missing ones last."""
-    if not isinstance(column.dtype, pd.CategoricalDtype):
-        column = column.astype("category")
-    codes = column.cat.codes.to_numpy().astype(np.int64)
-    codes[codes < 0] = len(column.cat.categories)
-    return codes
-
-
-def _in_modality(names: Sequence[str], modality: str) -> bool:
-    return any(name.startswith(f"mod/{modality}/") for name in names)
-
-
-def _frame(sources: Sequence[Source], name: str) -> CellTable:
-    files = list[FileTable]()
-    for source in sources:
-        if not isinstance(source, AnnDataSource):
-            msg = f"{source.location}: has no data frame `{name}`; leave it out of `elements`"
-            raise ParameterError(msg)
-        columns, read = source.frame_columns(name), partial(source.read_frame_rows, name)
-        files.append(FileTable(source.location, source.n_rows, columns, read))
-    return CellTable(name, files)
-
-
-def table_of(path: str) -> str:
-    """Return the path of the table of genes of a matrix, both as in a part.
-
-    Examples
-    --------
-    >>> table_of("layers/counts"), table_of("mod/rna/raw/X")
-    ('var', 'mod/rna/raw/var')
-    """
-    within = path[: path.index("/", 4) + 1] if path.startswith("mod/") else ""
-    return f"{within}raw/var" if path == f"{within}raw/X" else f"{within}var"
-
-
-def _gene_tables(
-    job: Job, collection: Collection, modalities: Sequence[str] | None
-) -> dict[str, pd.DataFrame]:
-    tables = dict[str, pd.DataFrame]()
-    for matrix in job.matrices:
-        if matrix.table is not None and table_of(matrix.path) not in tables:
-            tables[table_of(matrix.path)] = _gene_table(collection, matrix.name)
-    first = collection.sources[0]
-    for path in ["var"] if modalities is None else [f"mod/{each}/var" for each in modalities]:
-        if path not in tables:  # there are only elements of obsm
-            tables[path] = (
-                first.read_table(path) if isinstance(first, AnnDataSource) else first.read_var()
-            )
-    return tables
+def table_of(name: str) -> str:
+    """Return the path of the table of genes of a matrix in a part."""
+    return "raw/var" if name == "raw/X" else "var"
 
 
 def _gene_table(collection: Collection, name: str) -> pd.DataFrame:
@@ -386,32 +188,3 @@ def _own_gene_table(source: Source, name: str) -> pd.DataFrame:
     if stored.var == next(iter(source.elements.values())).var:
         return source.read_var()
     return pd.DataFrame(index=pd.Index(stored.var_names()))
-
-
-def _uns_of(sources: Sequence[Source], modalities: Sequence[str] | None) -> dict[str, Any]:
-    paths = ["uns", *(f"mod/{each}/uns" for each in modalities or ())]
-    return {path: _joined_uns(sources, path) for path in paths}
-
-
-def _joined_uns(sources: Sequence[Source], path: str) -> Any:
-    """Return ``uns`` of one file, or the entries on which all files that have them agree."""
-    found = [each.read_stored(path) for each in sources if isinstance(each, AnnDataSource)]
-    parts = [each for each in found if each]
-    if len(parts) < 2:  # noqa: PLR2004 - nothing to join
-        return parts[0] if parts else {}
-    empty = pd.DataFrame(index=pd.Index([], dtype=str))
-    joined = ad.concat([ad.AnnData(obs=empty, uns=each) for each in parts], uns_merge="unique").uns
-    lost = sorted({name for each in parts for name in _names(each)}.difference(_names(joined)))
-    if lost:
-        msg = f"`{path}` differs between files, and is written without {', '.join(map(repr, lost))}"
-        warnings.warn(msg, UserWarning, stacklevel=4)
-    return dict(joined)
-
-
-def _names(nested: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Yield the paths of the entries of nested dictionaries."""
-    for name, value in nested.items():
-        if isinstance(value, Mapping):
-            yield from _names(value, f"{above}{name}/")
-        else:
-            yield f"{above}{name}"

@@ -1,15 +1,14 @@
 """The job as a value, which determines every byte of the output."""
 
-import contextlib
 import errno
 import fcntl
 import json
 import math
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,21 +17,17 @@ from numpy.typing import NDArray
 
 from cellfeed.bytes import Location, digest_of, digest_of_array, identity
 from cellfeed.collection import Collection, JoinVars, located
-from cellfeed.console import format_bytes
 from cellfeed.extending import (
     FormatError,
     MismatchError,
     ParameterError,
     PathError,
     os_errors,
-    pd,
     require_one_of,
     require_positive,
     require_seed,
 )
-from cellfeed.preshuffling._by_row import ByRow
-from cellfeed.sampling import BlockShuffling, EpochPlan, Fetch, Streaming
-from cellfeed.sources import merge_consecutive
+from cellfeed.sampling import BlockShuffling, EpochPlan, Streaming
 from cellfeed.sources.anndata import DATASETS
 
 # The inputs: checks that they have not changed, and their short names.
@@ -75,8 +70,7 @@ class InputFile:
         try:
             n_bytes, modified_ns = identity(stamped.stat())
         except OSError as error:
-            msg = f"{location}: no such file; give a path that every worker can read"
-            raise PathError(msg) from error
+            raise PathError(f"{location}: no such file") from error
         return cls(path=str(absolute), n_bytes=n_bytes, modified_ns=modified_ns)
 
     def check(self) -> None:
@@ -97,28 +91,6 @@ class InputFile:
             raise MismatchError(msg)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
-    """What is written of the files.
-
-    Parameters
-    ----------
-    matrices
-        Names of the matrices.
-    frames
-        Names of the data frames in ``obsm``.
-    uns
-        Whether ``uns`` is written.
-    paths
-        Path in the output, by name, of matrices that get another one.
-    """
-
-    matrices: tuple[str, ...]
-    frames: tuple[str, ...] = ()
-    uns: bool = False
-    paths: Mapping[str, str] = field(default_factory=dict)
-
-
 def file_labels(paths: tuple[str, ...]) -> tuple[str, ...]:
     """Return short names of files, without the folder if these are unique.
 
@@ -134,7 +106,7 @@ def file_labels(paths: tuple[str, ...]) -> tuple[str, ...]:
 
 
 # To be raised whenever the same job gives other content.
-FORMAT = "cellfeed preshuffle 6"
+FORMAT = "cellfeed preshuffle 7"
 
 CODECS = "delta", "annbatch"
 
@@ -153,7 +125,6 @@ _OBS_BYTES_PER_CELL = 400
 _CHUNKS_PER_BLOCK = 8
 _LEAST_BLOCK = 64
 _LEAST_BLOCKS_PER_PART = 64
-_SAMPLED_ROWS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,9 +134,7 @@ class Matrix:
     Parameters
     ----------
     name
-        Name of the element in the files.
-    path
-        Path in an AnnData group of the output.
+        Name of the element.
     row_shape
         Shape of a row: the number of columns, or several numbers.
     dtype
@@ -177,7 +146,6 @@ class Matrix:
     """
 
     name: str
-    path: str
     row_shape: tuple[int, ...]
     dtype: str
     row_length: float | None
@@ -219,10 +187,6 @@ class Job:
         The files, in the order of their cells.
     matrices
         The matrices to write, at least one.
-    frames
-        Names of the data frames in ``obsm`` to write.
-    uns
-        Whether to write ``uns``.
     join_vars
         See `open_collection`.
     genes, rows
@@ -234,7 +198,7 @@ class Job:
     seed, block_size
         Seed and block size of the plan.
     memory
-        Bytes for the buffers of one process, which determine the sizes of parts and shards.
+        Bytes for the buffers, which determine the sizes of parts and shards.
     codec, cells_per_chunk
         Encoding of sparse rows, and number of cells in a chunk, a mean if they are sparse.
     n_cells
@@ -255,8 +219,6 @@ class Job:
 
     inputs: tuple[InputFile, ...]
     matrices: tuple[Matrix, ...]
-    frames: tuple[str, ...] = ()
-    uns: bool = False
     join_vars: JoinVars = "same"
     genes: str = ""
     rows: str = ""
@@ -293,7 +255,7 @@ class Job:
     def cells_per_part(self) -> int:
         """Number of cells in every part except the last, which may have fewer."""
         sizes = (each.bytes_per_cell(each.index_dtype) for each in self.matrices)
-        bytes_per_cell = sum(sizes) + _OBS_BYTES_PER_CELL * (1 + len(self.frames))
+        bytes_per_cell = sum(sizes) + _OBS_BYTES_PER_CELL
         most = max(1, int(self.memory * _SHARE_OF_PART / bytes_per_cell))
         return -(-self.n_cells // -(-self.n_cells // most))
 
@@ -325,10 +287,6 @@ class Job:
         """Number of parts."""
         return self.plan.n_fetches
 
-    def part(self, number: int) -> Fetch:
-        """Return the cells of a part, and their order in it, numbered among those to write."""
-        return self.plan.fetch(number)
-
     def part_size(self, number: int) -> int:
         """Return the number of cells of a part."""
         return min(self.cells_per_part, self.n_cells - number * self.cells_per_part)
@@ -347,17 +305,12 @@ class Job:
             The text is damaged, or of another version of cellfeed.
         """
         try:
-            values = json.loads(text)
+            values = json.loads(text, object_hook=_with_tuples)
             found = values.pop("format")
             if found == FORMAT:
                 for name in ("inputs", "linked"):
-                    values[name] = tuple(InputFile(**file) for file in values[name])
-                values["matrices"] = tuple(
-                    Matrix(**each | {"row_shape": tuple(each["row_shape"])})
-                    for each in values["matrices"]
-                )
-                for name in ("frames", "group_by", "merged"):
-                    values[name] = tuple(values.get(name, ()))
+                    values[name] = tuple(InputFile(**each) for each in values[name])
+                values["matrices"] = tuple(Matrix(**each) for each in values["matrices"])
                 return cls(**values)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             msg = "the record of the job is damaged; remove the output and start over"
@@ -379,33 +332,29 @@ class Job:
         for file in (*begun.inputs, *begun.linked):
             if file not in now:
                 return f"before `{file.path}` was changed"
-        for name, show in _SHOWN.items():
+        for name in _STATED:
             then, now = getattr(begun, name), getattr(self, name)
             if then != now:
-                return f"with {show(then)}, not with {show(now)}"
-        for name, then in asdict(begun).items():
-            if then != asdict(self)[name]:
-                return f"with other {name}"
+                return f"with {name}={then!r}, not with {name}={now!r}"
+        for each in fields(self):
+            if getattr(begun, each.name) != getattr(self, each.name):
+                return f"with other {each.name}"
         return None
 
 
-_SHOWN: dict[str, Callable[[Any], str]] = {
-    "elements": lambda names: f"elements {', '.join(names)}",
-    "seed": lambda seed: f"seed {seed}",
-    "in_order": lambda in_order: "cells in order" if in_order else "cells shuffled",
-    "group_by": lambda names: f"cells grouped by {', '.join(names)}" if names else "no groups",
-    "merged": lambda numbers: f"{len(numbers)} parts of the store merged",
-    "join_vars": lambda join_vars: f"join_vars={join_vars!r}",
-    "memory": lambda memory: f"a memory of {format_bytes(memory)} ({memory} bytes)",
-    "block_size": lambda block_size: f"a block size of {block_size}",
-    "codec": lambda codec: f"codec {codec}",
-    "cells_per_chunk": lambda cells: f"{cells} cells in a chunk",
-}
+_STATED = (
+    "elements", "seed", "in_order", "group_by", "merged", "join_vars", "memory", "block_size",
+    "codec", "cells_per_chunk",
+)  # fmt: skip
+
+
+def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values of JSON with tuples in place of lists."""
+    return {k: tuple(each) if isinstance(each, list) else each for k, each in values.items()}
 
 
 def describe_job(
     collection: Collection,
-    contents: Contents,
     *,
     rows: NDArray[np.int64] | None,
     block_size: int | None,
@@ -415,8 +364,8 @@ def describe_job(
 
     Parameters
     ----------
-    collection, contents
-        The collection, whose elements are the matrices to write, and what is written.
+    collection
+        The collection, whose elements are the matrices to write.
     rows
         Rows to write, ascending; None for all.
     block_size
@@ -434,12 +383,7 @@ def describe_job(
     linked = {file for source in collection.sources for file in source.linked_files()}
     job = Job(
         inputs=tuple(map(InputFile.of, collection.locations)),
-        matrices=tuple(
-            _matrix(collection, name, contents.paths.get(name, name))
-            for name in collection.elements
-        ),
-        frames=contents.frames,
-        uns=contents.uns,
+        matrices=tuple(_matrix(collection, name) for name in collection.elements),
         rows=digest_of_array(rows),
         block_size=1,
         n_cells=len(collection) if rows is None else rows.size,
@@ -456,48 +400,34 @@ def describe_job(
     return replace(job, block_size=require_positive("block_size", block_size))
 
 
-def _matrix(collection: Collection, name: str, path: str) -> Matrix:
+def _matrix(collection: Collection, name: str) -> Matrix:
     element, stored = collection.elements[name], collection.sources[0].elements[name]
-    if element.layout == "ragged" or element.dtype.names is not None:
+    if name.startswith("mod/"):
+        msg = f"{collection.locations[0]}: is MuData, which is not written, but `{name}` is named"
+        raise ParameterError(f"{msg}; write its modality as AnnData, others in its obsm")
+    is_frame = stored.var is not None and stored.var == stored.stored_as
+    if element.layout == "ragged" or element.dtype.names is not None or is_frame:
         msg = (
-            f"`elements` must be matrices of numbers, but {name!r} has rows of any length "
-            "or values with fields; read it without preshuffling"
+            f"`elements` must be matrices of numbers, but {name!r} has rows of any length, "
+            "values with fields, or columns of a data frame; read it without preshuffling"
         )
         raise ParameterError(msg)
-    if len(element.row_shape) > 1 and "obsm/" not in path:  # anndata no longer reads these
+    if len(element.row_shape) > 1 and "obsm/" not in name:  # anndata no longer reads these
         msg = (
             f"`elements` must have two dimensions, cells x genes, but {name!r} has "
             f"{1 + len(element.row_shape)}; read it without preshuffling"
         )
         raise ParameterError(msg)
-    if element.n_columns == 0 and path == "X":
+    if element.n_columns == 0 and name == "X":
         msg = f"{collection.locations[0]}: has no genes; give files that have some"
         raise ParameterError(msg)
     return Matrix(
         name=name,
-        path=path,
         row_shape=element.row_shape,
         dtype=element.dtype.name,
-        row_length=_row_length(collection, name) if element.layout == "csr" else None,
-        table=None if stored.var == stored.stored_as else stored.var,
+        row_length=float(collection.mean_row_lengths[name]) if element.layout == "csr" else None,
+        table=stored.var,
     )
-
-
-def _row_length(collection: Collection, name: str) -> float:
-    """Return the mean number of stored elements of a cell, approximately."""
-    elements = [each for source in collection.sources for each in source.elements.values()]
-    if not any(isinstance(each, ByRow) for each in elements):
-        return float(collection.mean_row_lengths[name])
-    total = 0.0  # without reading rows, since some cannot be read yet
-    for source in collection.sources:
-        stored = source.elements[name]
-        if isinstance(stored, ByRow):
-            total += stored.n_elements
-        else:
-            rows = np.linspace(0, source.n_rows - 1, min(source.n_rows, _SAMPLED_ROWS))
-            lengths = stored.row_lengths(merge_consecutive(rows.astype(np.int64)))
-            total += source.n_rows * (stored.shape[1] if lengths is None else lengths.mean())
-    return total / len(collection)
 
 
 def describe_request(paths: Any, asked: Any, rows: Any, settings: Mapping[str, Any]) -> str:
@@ -525,18 +455,9 @@ def _default_block_size(job: Job, rows_per_chunk: float) -> int:
 
 _WORK = ".cellfeed"
 _RECORD = "job.json"
-_GENES, _ROWS = "genes.json", "rows.npy"
 _ROOT = "zarr.json"
 _ATTRIBUTES = {"encoding-type": "annbatch-preshuffled", "encoding-version": "0.1.0"}
 _OWN_ATTRIBUTE, _APPENDED = "cellfeed", "cellfeed-appended"
-
-
-def genes_as_json(genes: Any) -> str:
-    """Return chosen genes, names or booleans, as JSON; of a Series, with its index."""
-    values = np.asarray(genes).tolist()
-    if isinstance(genes, pd.Series):
-        values = {"data": values, "index": [*map(str, genes.index)]}
-    return json.dumps(values)
 
 
 class OutputFolder:
@@ -553,7 +474,7 @@ class OutputFolder:
         self._work = path / _WORK
 
     def begun(self) -> Job | None:
-        """Return the job that was begun here, or else the first that was finished; None if none.
+        """Return the job that was begun here, and is not known to be finished; None if none.
 
         Raises
         ------
@@ -565,9 +486,8 @@ class OutputFolder:
         record = self._work / _RECORD
         if record.exists():
             return Job.from_json(record.read_text())
-        if jobs := self.finished():
-            return jobs[0]
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        is_mine = not self.path.exists() or bool(self.finished())
+        if not is_mine and (not self.path.is_dir() or any(self.path.iterdir())):
             msg = f"{self.path}: contains something else; give an output that does not exist yet"
             raise ParameterError(msg)
         return None
@@ -582,30 +502,10 @@ class OutputFolder:
             for text in (attributes[_OWN_ATTRIBUTE], *attributes.get(_APPENDED, ()))
         ]
 
-    def begin(self, job: Job, genes: Any, rows: NDArray[np.int64] | None) -> None:
-        """Record the job, with the chosen genes and rows."""
+    def begin(self, job: Job) -> None:
+        """Record the job."""
         self._work.mkdir(parents=True, exist_ok=True)
-        if genes is not None:
-            _write_whole(self._work / _GENES, genes_as_json(genes))
-        if rows is not None:
-            temporary = self._work / f"rows-{uuid.uuid4().hex}.npy"
-            np.save(temporary, rows)
-            temporary.replace(self._work / _ROWS)
         _write_whole(self._work / _RECORD, job.to_json())
-
-    def chosen(self) -> tuple[Any, NDArray[np.int64] | None]:
-        """Return the chosen genes and rows of a job that was begun; None if all are written."""
-        genes, rows = self._work / _GENES, self._work / _ROWS
-        given = json.loads(genes.read_text()) if genes.exists() else None
-        return (
-            pd.Series(**given) if isinstance(given, dict) else given,
-            np.load(rows, mmap_mode="r") if rows.exists() else None,
-        )
-
-    @property
-    def by_row(self) -> Path:
-        """The folder of matrices that were stored by gene, by row."""
-        return self._work / "by-row"
 
     def part(self, number: int) -> Path:
         """Return the path of a complete part."""
@@ -615,31 +515,11 @@ class OutputFolder:
     def new_part(self, number: int) -> Iterator[Path]:
         """Provide a path for writing a part, which becomes the part if nothing fails."""
         place = self._work / f"part-{number}-{uuid.uuid4().hex}"
-        place.mkdir()
-        # A run that resumes removes what it finds, and zarr would make folders anew for whoever
-        # is still writing; what is not there any more then is this mark.
-        mark = place / "begun"
-        mark.touch()
         try:
-            yield place / "dataset"
-            if mark.exists():
-                try:
-                    (place / "dataset").rename(self.part(number))
-                except OSError as error:
-                    # Someone else, who was taken for dead, has completed the same part meanwhile.
-                    if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
-                        raise
+            yield place
+            place.rename(self.part(number))
         finally:
             shutil.rmtree(place, ignore_errors=True)
-
-    def remove_leftovers(self) -> None:
-        """Remove incomplete parts of a run that was killed."""
-        for place in self._work.glob("part-*"):
-            doomed = place.with_name(f"removed-{uuid.uuid4().hex}")
-            with contextlib.suppress(FileNotFoundError):
-                place.rename(doomed)
-        for doomed in self._work.glob("removed-*"):
-            shutil.rmtree(doomed, ignore_errors=True)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -663,8 +543,7 @@ class OutputFolder:
 
     def numbers(self) -> list[int]:
         """Return the numbers of the parts of the finished store, ascending."""
-        listed = self._root()["attributes"].get(DATASETS)
-        return self.numbers_on_disk() if listed is None else list(listed)
+        return list(self._root()["attributes"][DATASETS])
 
     def numbers_on_disk(self) -> list[int]:
         """Return the numbers of all complete parts, ascending."""
@@ -676,12 +555,6 @@ class OutputFolder:
         for number in self.numbers_on_disk():
             if number not in kept:
                 shutil.rmtree(self.part(number), ignore_errors=True)
-
-    def list_parts(self) -> None:
-        """List the parts of the finished store, so that others are not taken for some of it."""
-        root = self._root()
-        root["attributes"][DATASETS] = self.numbers()
-        _write_whole(self.path / _ROOT, json.dumps(root, indent=1))
 
     def finish(self, job: Job) -> None:
         """Mark the store as finished, or as extended by a job, in one step."""

@@ -1,5 +1,6 @@
 """`preshuffle`: begin or resume, write the parts, check, finish."""
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -9,60 +10,38 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import zarr
-from anndata.io import read_elem, sparse_dataset
 from numpy.typing import NDArray
 
 from cellfeed.bytes import digest_of, writable_path
-from cellfeed.collection import Collection, Genes, JoinVars, row_numbers
-from cellfeed.decode import expect_numcodecs
+from cellfeed.collection import Collection, Genes, JoinVars, open_collection, row_numbers
 from cellfeed.extending import (
     FormatError,
     MismatchError,
     ParameterError,
+    one_line,
     require_list,
     require_not_negative,
 )
-from cellfeed.preshuffling._inputs import Inputs, contents_of, open_matrices, open_parts
+from cellfeed.preshuffling._dataset import write_part
+from cellfeed.preshuffling._inputs import Inputs, names_of, open_parts
 from cellfeed.preshuffling._job import (
-    Contents,
     InputFile,
     Job,
     Matrix,
     OutputFolder,
     describe_job,
     describe_request,
-    genes_as_json,
 )
-from cellfeed.preshuffling._part import (
-    peak_memory,
-    write_part,
-    written_on_dask,
-)
-from cellfeed.preshuffling._tables import CellTable, provenance_of
+from cellfeed.rows import Cells
 from cellfeed.sampling import derive_key, random_words
-from cellfeed.sources import merge_consecutive
 
 # Appending cells to a finished store: what has to agree, and which parts they are mixed with.
-
-Extension = tuple[Collection, NDArray[np.int64], Job]
-"""The collection of parts of the store and of files, its rows to write, and the job."""
-
-
-def contents_of_store(first: Job) -> Contents:
-    """Return what is written of files that are appended, unless it is stated: the same again."""
-    return Contents(
-        matrices=first.elements,
-        frames=first.frames,
-        uns=first.uns,
-        paths={each.name: each.path for each in first.matrices},
-    )
 
 
 def describe_extension(
     folder: OutputFolder,
     paths: Any,
-    contents: Contents,
+    elements: Sequence[str],
     selected: Callable[[Collection], NDArray[np.int64] | None],
     *,
     join_vars: JoinVars,
@@ -70,7 +49,7 @@ def describe_extension(
     seed: int,
     begun: Job | None,
     **settings: Any,
-) -> Extension:
+) -> tuple[Collection, NDArray[np.int64], Job]:
     """Describe how files extend a finished store.
 
     The first source of the collection is the newest part of the store, whose genes, dtypes and
@@ -78,8 +57,8 @@ def describe_extension(
 
     Parameters
     ----------
-    folder, paths, contents
-        The store, the files, and what is written of them.
+    folder, paths, elements
+        The store, the files, and the elements to write of them.
     selected
         Returns the rows of the files to write; None for all.
     join_vars
@@ -93,6 +72,10 @@ def describe_extension(
     **settings
         See `describe_job`.
 
+    Returns
+    -------
+    The collection of parts of the store and of files, its rows to write, and the job.
+
     Raises
     ------
     ParameterError
@@ -102,20 +85,24 @@ def describe_extension(
     """
     require_not_negative("mix", mix)
     jobs, numbers = folder.finished(), folder.numbers()
-    new = open_matrices(paths, contents.matrices, Genes("outer"), folder.by_row)
+    stored = {each.name: each for each in jobs[0].matrices}
+    if {*elements} != {*stored}:
+        has, asked = (", ".join(sorted(names)) for names in (stored, elements))
+        msg = f"{folder.path}: has the elements {has}, but {asked} would be added"
+        raise ParameterError(f"{msg}; give the same `elements`, or leave them out")
+    new = open_collection(paths, elements=elements, join_vars="outer")
     there = {path for job in jobs for path in job.paths[job.n_stored :]}
     for location in new.locations:
         if InputFile.of(location).path in there:
             msg = f"{location}: is in {folder.path} already; give files that are not"
             raise ParameterError(msg)
-    stored = _stored_matrices(folder, jobs[0], contents)
     rows = selected(new)
     rows = np.arange(len(new)) if rows is None else rows
     newest, first_part = numbers[-1], 1 + folder.numbers_on_disk()[-1]
 
-    def described(merged: list[int]) -> Extension:
+    def described(merged: list[int]) -> tuple[Collection, NDArray[np.int64], Job]:
         parts = [newest, *(number for number in merged if number != newest)]
-        sources = open_parts([folder.part(number) for number in parts], stored)
+        sources = open_parts([folder.part(number) for number in parts], elements)
         genes = Genes(join_vars, of_first=True)
         collection = Collection([*sources, *new.sources], genes=genes)
         bounds = np.cumsum([0, *(each.n_rows for each in sources)])
@@ -123,7 +110,6 @@ def describe_extension(
         written = np.concatenate([old, bounds[-1] + rows])
         job = describe_job(
             collection,
-            contents,
             rows=written,
             join_vars=join_vars,
             seed=seed,
@@ -133,7 +119,8 @@ def describe_extension(
             first_part=first_part if begun is None else begun.first_part,
             **settings,
         )
-        return collection, written, replace(job, matrices=_fitted(job, stored, collection))
+        fitted = tuple(_fitted(each, stored[each.name], new) for each in job.matrices)
+        return collection, written, replace(job, matrices=fitted)
 
     extension = described([])
     if not mix:
@@ -143,43 +130,24 @@ def describe_extension(
     return described(sorted(numbers[k] for k in order[: mix * job.n_parts]))
 
 
-def _stored_matrices(folder: OutputFolder, first: Job, contents: Contents) -> list[Matrix]:
-    """Return the matrices of a store by the names that they have in the files."""
-    of_path = {each.path: each for each in first.matrices}
-    names = {contents.paths.get(name, name): name for name in contents.matrices}
-    has = {*of_path, *first.frames}
-    given = {*names, *contents.frames}
-    if given != has:
-        msg = f"{folder.path}: has the elements {_named(has)}, but {_named(given)} would be added"
-        raise ParameterError(f"{msg}; give the same `elements`, or leave them out")
-    return [replace(of_path[path], name=name) for path, name in names.items()]
-
-
-def _fitted(job: Job, stored: list[Matrix], collection: Collection) -> tuple[Matrix, ...]:
-    """Return the matrices of a job with the dtypes of the store."""
-    fitted = list[Matrix]()
-    for each, before in zip(job.matrices, stored, strict=True):
-        if each.is_sparse != before.is_sparse:
-            kinds = [("sparse" if matrix.is_sparse else "dense") for matrix in (each, before)]
-            msg = f"`{each.name}` is {kinds[0]}, but {kinds[1]} in the store; write it like that"
+def _fitted(matrix: Matrix, stored: Matrix, new: Collection) -> Matrix:
+    """Return a matrix with the dtype of the store."""
+    if matrix.is_sparse != stored.is_sparse:
+        kinds = [("sparse" if each.is_sparse else "dense") for each in (matrix, stored)]
+        msg = f"`{matrix.name}` is {kinds[0]}, but {kinds[1]} in the store; write it like that"
+        raise MismatchError(msg)
+    for source in new.sources:
+        dtype = source.elements[matrix.name].dtype
+        if not np.can_cast(dtype, stored.dtype, "safe"):
+            msg = (
+                f"{source.location}: `{matrix.name}` is {dtype}, which {stored.dtype}, the dtype "
+                "in the store, cannot hold; write it with that dtype"
+            )
             raise MismatchError(msg)
-        for source in collection.sources:
-            dtype = source.elements[each.name].dtype
-            if not np.can_cast(dtype, before.dtype, "safe"):
-                msg = (
-                    f"{source.location}: `{each.name}` is {dtype}, which {before.dtype}, the dtype "
-                    "in the store, cannot hold; write it with that dtype"
-                )
-                raise MismatchError(msg)
-        fitted.append(replace(each, dtype=before.dtype))
-    return tuple(fitted)
+    return replace(matrix, dtype=stored.dtype)
 
 
-def _named(names: set[str]) -> str:
-    return ", ".join(sorted(names))
-
-
-# Checking the result: every cell once, the numbers of elements, and a sample of values.
+# Checking the result: every cell once, and a sample of values.
 
 _SAMPLED_CELLS = 128
 
@@ -189,8 +157,7 @@ def check_store(
 ) -> None:
     """Check the written store against the inputs, reading only part of it.
 
-    For every part, the provenance of each cell and the row pointers are checked; for a sample of
-    cells, everything.
+    For every part, the provenance of each cell is checked; for a sample of cells, everything.
 
     Parameters
     ----------
@@ -204,31 +171,23 @@ def check_store(
     FormatError
         A part is damaged; the message names it, and the remedy.
     """
-    expect_numcodecs()
     written = np.zeros(len(inputs.collection), dtype=bool)
-    sampled = -(-_SAMPLED_CELLS // job.n_parts)
     rng = np.random.default_rng(0)
-    source_file, source_row = inputs.obs.provenance
-    provenance = CellTable("obs", inputs.obs.files, inputs.obs.provenance)
     for number in range(job.n_parts):
-        path, expected = folder.part(job.first_part + number), inputs.part(job, number)
+        path, part = folder.part(job.first_part + number), inputs.part(job, number)
+        rows = part.rows[part.order]
+        written[rows] = True
+        provenance = inputs.obs.read(part.rows, inputs.obs.provenance).iloc[part.order]
+        n_sampled = min(-(-_SAMPLED_CELLS // job.n_parts), rows.size)
+        chosen = rng.choice(rows.size, n_sampled, replace=False)
+        chosen = chosen[np.argsort(rows[chosen])]
+        obs, cells = inputs.obs.read(rows[chosen]), inputs.collection[rows[chosen]]
         try:
-            group: Any = zarr.open_group(path, mode="r")
-            wanted = provenance.read(expected.rows).iloc[expected.order]
-            found = group["obs"][source_file]["codes"][:], group["obs"][source_row][:]
-            expected_codes = wanted[source_file].cat.codes, wanted[source_row]
-            _require(path, all(map(np.array_equal, found, expected_codes)), "other cells")
-            rows = expected.rows[expected.order]
-            written[rows] = True
-            chosen = rng.choice(rows.size, min(sampled, rows.size), replace=False)
-            for matrix in job.matrices:
-                merged = _check_matrix(path, group, matrix, rows, inputs)
-                chosen = np.union1d(chosen, merged[:_SAMPLED_CELLS])
-            _check_cells(path, group, job, inputs, rows, chosen)
-        except FormatError:
-            raise
+            difference = _difference(path, provenance, chosen, obs, cells)
         except Exception as error:  # zarr and its codecs have no common base of what they raise
-            raise _damaged(path, f"it cannot be read ({error})") from error
+            raise _damaged(path, f"cannot be read ({one_line(error)})") from error
+        if difference is not None:
+            raise _damaged(path, difference)
         on_part(number + 1)
     n_written = int(np.count_nonzero(written))
     if n_written != job.n_cells:  # parts overlap, or leave out some: a mistake in the plan
@@ -239,85 +198,44 @@ def check_store(
         raise FormatError(msg)
 
 
-def _check_matrix(
-    path: Path, group: Any, matrix: Matrix, rows: NDArray[np.int64], inputs: Inputs
-) -> NDArray[np.intp]:
-    """Check the shape, and the number of elements of each cell.
+def _difference(
+    path: Path, provenance: pd.DataFrame, chosen: NDArray[np.intp], obs: pd.DataFrame, cells: Cells
+) -> str | None:
+    """Return how a part differs from its input; None if it does not.
 
-    Returns
-    -------
-    Cells of the part with fewer elements than in the file, which is correct only if the file has
-    duplicates, since reading sums them, or genes that are left out.
+    Parameters
+    ----------
+    path
+        The part.
+    provenance
+        The file and the row of each of its cells.
+    chosen, obs, cells
+        Places of some of its cells, with their obs and their elements.
     """
-    X = group[matrix.path]
-    if not matrix.is_sparse:
-        is_same = X.shape == (rows.size, *matrix.row_shape)
-        _require(path, is_same, f"`{matrix.path}` of shape {X.shape}")
-        return np.empty(0, dtype=np.intp)
-    lengths, of_matrix = np.diff(X["indptr"][:].astype(np.int64)), f" of `{matrix.path}`"
-    n_expected = f"{lengths.size} rows{of_matrix}, but {rows.size} expected"
-    _require(path, lengths.size == rows.size, n_expected)
-    complete = X["data"].shape == X["indices"].shape == (lengths.sum(),)
-    _require(path, complete, f"numbers of elements{of_matrix} that do not match its row pointers")
-    order, stored = np.argsort(rows), np.empty(rows.size, dtype=np.int64)
-    stored[order] = inputs.collection.row_lengths(matrix.name, merge_consecutive(rows[order]))
-    _require(path, bool(np.all(lengths <= stored)), f"more elements{of_matrix} than the input")
-    return np.flatnonzero(lengths < stored)
-
-
-def _check_cells(
-    path: Path,
-    group: Any,
-    job: Job,
-    inputs: Inputs,
-    rows: NDArray[np.int64],
-    chosen: NDArray[np.intp],
-) -> None:
-    """Compare the given cells with the input, value by value."""
-    order = np.argsort(rows[chosen])
-    wanted, places = rows[chosen][order], chosen[order]
-    cells = inputs.collection[wanted]
-    for matrix in job.matrices:
-        stored = group[matrix.path]
-        written = stored if hasattr(stored, "dtype") else sparse_dataset(stored)
-        found, expected = _dense(written[chosen])[order], _dense(cells[matrix.name])
-        is_same = np.array_equal(found, expected, equal_nan=found.dtype.kind == "f")
-        _require(path, is_same, f"values of `{matrix.path}` that differ from the input")
-    obs = _written_obs(group, inputs)
-    tables: dict[str, tuple[pd.DataFrame, CellTable]] = {"obs": (obs, inputs.obs)}
-    for name, frame in inputs.frames.items():
-        tables[name] = read_elem(group[name]), frame
-    for name, (table, of_input) in tables.items():
-        in_file = of_input.read(wanted)
-        if name != "obs":  # they are named like cells
-            in_file = in_file.set_axis(obs.index[places])
-        is_same = table.iloc[places][list(in_file)].astype(object).equals(in_file.astype(object))
-        _require(path, is_same, f"{name} that differs from the input")
-
-
-def _written_obs(group: Any, inputs: Inputs) -> pd.DataFrame:
-    """Return obs of a part, with the columns of its modalities."""
-    obs: pd.DataFrame = read_elem(group["obs"])
-    others = [
-        read_elem(group[f"mod/{each}/obs"]).add_prefix(f"{each}:").set_axis(obs.index)
-        for each in inputs.modalities or ()
-    ]
-    return pd.concat([obs, *others], axis=1) if others else obs
-
-
-def _dense(matrix: Any) -> NDArray[Any]:
-    dense: NDArray[Any] = matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
-    return dense
-
-
-def _require(path: Path, holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as "require"
-    if not holds:
-        raise _damaged(path, f"it has {otherwise}")
+    [source] = open_parts([path], [*cells.elements])
+    file, row = map(str, provenance)
+    found = source.read_obs([file, row])
+    files, expected_files = (each[file].cat.codes for each in (found, provenance))
+    same_files = np.array_equal(files, expected_files)
+    if not (same_files and np.array_equal(found[row], provenance[row])):
+        return "has other cells"
+    places = np.sort(chosen)
+    table = source.read_obs_rows([*obs], places).iloc[np.searchsorted(places, chosen)]
+    if not table.astype(object).equals(obs.astype(object)):
+        return "has obs that differs from the input"
+    written = Collection([source])[chosen]
+    for name, expected in cells.elements.items():
+        one, other = (
+            np.asarray(each if isinstance(each, np.ndarray) else each.toarray())
+            for each in (written[name], expected)
+        )
+        if not np.array_equal(one, other, equal_nan=one.dtype.kind == "f"):
+            return f"has values of `{name}` that differ from the input"
+    return None
 
 
 def _damaged(path: Path, what: str) -> FormatError:
-    msg = f"{path}: {what}; remove this folder and run the same command again"
-    return FormatError(msg)
+    return FormatError(f"{path}: it {what}; remove this folder and run the same command again")
 
 
 PathLike = str | os.PathLike[str]
@@ -340,8 +258,6 @@ class Preshuffled:
         Size on disk, in bytes.
     seconds
         Duration of this run.
-    peak_memory_bytes
-        Peak memory of this process, or of a Dask worker.
     provenance
         Names of the two obs columns with the file of each cell, and its row in that file.
     """
@@ -352,7 +268,6 @@ class Preshuffled:
     n_parts_written: int
     n_bytes: int
     seconds: float
-    peak_memory_bytes: int
     provenance: tuple[str, str]
 
 
@@ -361,7 +276,6 @@ def preshuffle(
     out: PathLike,
     *,
     elements: Sequence[str] | Literal["all"] | None = None,
-    element: str | None = None,
     join_vars: JoinVars = "same",
     genes: Sequence[str] | pd.Series | NDArray[np.bool_] | None = None,
     where: str | None = None,
@@ -375,22 +289,19 @@ def preshuffle(
     memory: int = 4_000_000_000,
     codec: Literal["delta", "annbatch"] | None = None,
     cells_per_chunk: int = 64,
-    scheduler: str | None = None,
     on_progress: Progress | None = None,
 ) -> Preshuffled:
     """Write a copy of a collection, shuffled or in order, as a zarr store of AnnData groups.
 
     Blocks of cells are assigned to parts at random, and the cells of each part are shuffled. Each
-    part is an AnnData group ``dataset_<number>`` of the store, or a group of MuData if modalities
-    are written. ``obs`` has the columns of all files, with the union of their categories and
-    unchanged cell names (which need not be unique; the provenance columns are). Values are
-    unchanged, but for the dtype if files have several; see `Collection.dtype`. Matrices that are
-    stored by gene (CSC) are first rewritten by cell, uncompressed, inside ``out``. ``obsp``,
-    ``varm`` and ``varp`` are not written.
+    part is an AnnData group ``dataset_<number>`` of the store. Its obs has the columns of all
+    files, with the union of their categories and unchanged cell names (which need not be unique;
+    the provenance columns are). Values are unchanged, but for the dtype if files have several; see
+    `Collection.dtype`. ``uns``, ``obsp``, ``varm`` and ``varp`` are not written, and MuData is
+    refused.
 
     To resume a run that was stopped or killed, repeat the same call: only missing parts are
-    written. The content depends on the files and on all parameters except ``scheduler``, but not on
-    the writing processes or on interruptions.
+    written. The content depends on the files and on all parameters, but not on interruptions.
 
     Parameters
     ----------
@@ -400,12 +311,8 @@ def preshuffle(
         Path of the store, usually ending in ``.zarr``. It must not exist, unless this call began
         it.
     elements
-        Names of the elements to write, as for `open_collection`, and ``"uns"``; or ``"all"``, for
-        all that AnnData files have. Data frames in ``obsm`` may have columns of any dtype. Of
-        several files, ``uns`` has the entries on which those that have them agree. The default is
-        ``"X"``, or ``"all"`` with ``in_order``.
-    element
-        The element to write as ``X``, such as ``"layers/counts"``, in place of ``elements``.
+        Names of the elements to write, as for `open_collection`; or ``"all"``, for all that AnnData
+        files have. The default is ``"X"``, or the elements of the store with ``append``.
     join_vars, genes
         Which genes to write, as for `open_collection`. If files differ, each gene's row of ``var``
         is that of the first file that has it.
@@ -440,7 +347,7 @@ def preshuffle(
         partially used chunks cost at most an eighth, and at least 64; it is smaller if a part would
         otherwise have fewer than 64 blocks.
     memory
-        Bytes for the buffers of one process, in addition to about 0.4 GB for libraries. A part
+        Bytes for the buffers, in addition to about 0.4 GB for libraries. A part
         takes three quarters of it, so more memory makes fewer parts, which mix better.
     codec
         Encoding of sparse rows. ``"delta"`` stores column indices as differences and counts as
@@ -451,30 +358,25 @@ def preshuffle(
     cells_per_chunk
         Mean number of cells in a chunk, the smallest unit that is read. Smaller chunks make single
         cells faster to read, and the store larger.
-    scheduler
-        Address of a Dask scheduler, such as ``"tcp://10.0.0.1:8786"``. Its workers then write
-        the parts, one at a time each. They must see ``paths`` and ``out`` under the same paths as
-        this process.
     on_progress
-        Called with a stage, and what of it is done and in total: "rewrite" and numbers of elements,
-        if matrices are stored by gene; "write" and numbers of cells; "check" and numbers of parts.
+        Called with a stage, and what of it is done and in total: "write" and numbers of cells;
+        "check" and numbers of parts.
 
     Returns
     -------
-    A `Preshuffled` with size, time and memory.
+    A `Preshuffled` with size and time.
 
     Raises
     ------
     PathError
-        A file is missing, or a Dask worker does not see it; or ``out`` is a URL.
+        A file is missing, or ``out`` is a URL.
     FormatError
         A file is damaged, or the check of the written store failed.
     MismatchError
         The files cannot form one collection, or do not fit the store, or changed during the run.
     ParameterError
         ``paths`` has something other than paths, ``out`` contains something else or was begun with
-        other parameters, a number is out of range, or Dask, its scheduler or its workers are
-        missing.
+        other parameters, or a number is out of range.
     OSError
         The disk is full or not writable.
 
@@ -516,7 +418,7 @@ def preshuffle(
     collection = selected = None
     if append:
         begun = None if begun in finished else begun
-        asked = (elements, element, where, None if genes is None else [*genes], mix)
+        asked = (elements, where, None if genes is None else [*genes], mix)
         request = describe_request(paths, asked, rows, settings)
         job = finished[-1]
         if job.request != request:
@@ -525,9 +427,7 @@ def preshuffle(
             collection, selected, job = describe_extension(
                 folder,
                 paths,
-                contents_of_store(finished[0])
-                if elements is None and element is None
-                else _contents(paths, elements, element, in_order=in_order),
+                finished[0].elements if elements is None else names_of(paths, elements),
                 lambda new: _selected(new, where, rows),
                 mix=mix,
                 begun=begun,
@@ -536,24 +436,24 @@ def preshuffle(
             )
     else:
         begun = finished[0] if finished else begun
-        contents = _contents(paths, elements, element, in_order=in_order)
-        joined = Genes(join_vars, genes)
-        collection = open_matrices(paths, contents.matrices, joined, folder.by_row)
+        names = names_of(paths, ("X",) if elements is None else elements)
+        collection = open_collection(paths, elements=names, join_vars=join_vars, genes=genes)
         selected = _selected(collection, where, rows)
-        chosen = "" if genes is None else digest_of(genes_as_json(genes))
-        job = describe_job(collection, contents, rows=selected, genes=chosen, **settings)
+        digest = "" if genes is None else _digest_of_genes(genes)
+        job = describe_job(collection, rows=selected, genes=digest, **settings)
     if begun is not None and (difference := job.difference(begun)):
         remedy = f"or remove {out}/.cellfeed to give it up" if append else "or give another output"
         msg = f"{out}: was begun {difference}; repeat the same call, {remedy}"
         raise ParameterError(msg)
-    n_written = peak = 0
-    if job not in finished:
-        inputs = Inputs.open(job, folder, collection, selected)
-        folder.begin(job, genes, selected)
-        n_written, peak = _write_and_check(folder, job, inputs, scheduler, tell)
+    n_written = 0
+    if collection is not None and job not in finished:
+        inputs = Inputs.open(job, collection, selected)
+        folder.begin(job)
+        n_written = _write_and_check(folder, job, inputs, tell)
     folder.clean()
     numbers = folder.numbers()
     [newest] = open_parts([folder.part(numbers[-1])], ())
+    source_file, source_row = newest.obs_names()[-2:]
     return Preshuffled(
         path=out,
         n_cells=sum(each.n_cells - each.n_replaced for each in folder.finished()),
@@ -561,82 +461,39 @@ def preshuffle(
         n_parts_written=n_written,
         n_bytes=folder.n_bytes(),
         seconds=time.perf_counter() - start,
-        peak_memory_bytes=max(peak, peak_memory()),
-        provenance=provenance_of(newest),
+        provenance=(source_file, source_row),
     )
 
 
-def _write_and_check(
-    folder: OutputFolder, job: Job, inputs: Inputs, scheduler: str | None, tell: Progress
-) -> tuple[int, int]:
-    """Write what is missing of a job, check all of it, and finish it.
-
-    Returns
-    -------
-    Number of parts that were written, and the peak memory of a Dask worker.
-    """
-    n_elements = n_cells = peak = 0
-
-    def on_elements(n: int) -> None:
-        nonlocal n_elements
-        n_elements += n
-        tell("rewrite", n_elements, sum(each.n_elements for each in inputs.by_gene))
-
-    def write_here(number: int) -> tuple[int, int]:
-        size = job.part_size(number)
-        write_part(
-            folder,
-            job,
-            inputs,
-            number,
-            lambda share: tell("write", n_cells + share * size, job.n_cells),
-        )
-        return number, 0
-
+def _write_and_check(folder: OutputFolder, job: Job, inputs: Inputs, tell: Progress) -> int:
+    """Write what is missing of a job, check all of it, and finish it; return how many parts."""
     with folder.held():
-        folder.remove_leftovers()
         if job.n_stored:
-            folder.list_parts()
             folder.remove_others(job)
-        for each in inputs.by_gene:
-            each.rewrite(job.memory, on_elements)
         first = job.first_part
         missing = [n for n in range(job.n_parts) if not folder.part(first + n).exists()]
         n_cells = job.n_cells - sum(map(job.part_size, missing))
-        tell("write", n_cells, job.n_cells)
-        parts: Iterable[tuple[int, int]] = map(write_here, missing)
-        if scheduler is not None and missing:
-            parts = written_on_dask(scheduler, folder, job, missing)
-        for number, worker_peak in parts:
-            n_cells, peak = n_cells + job.part_size(number), max(peak, worker_peak)
+        for number in missing:
             tell("write", n_cells, job.n_cells)
+            size = job.part_size(number)
+
+            def on_share(share: float, before: int = n_cells, size: int = size) -> None:
+                tell("write", before + share * size, job.n_cells)
+
+            write_part(folder, job, inputs, number, on_share)
+            n_cells += size
+        tell("write", n_cells, job.n_cells)
         check_store(folder, job, inputs, lambda n: tell("check", n, job.n_parts))
         for file in (*job.inputs, *job.linked):
             file.check()
         folder.finish(job)
-    return len(missing), peak
+    return len(missing)
 
 
-def _contents(
-    paths: list[PathLike],
-    elements: Sequence[str] | Literal["all"] | None,
-    element: str | None,
-    *,
-    in_order: bool,
-) -> Contents:
-    if element is None:
-        default: Sequence[str] | Literal["all"] = "all" if in_order else ("X",)
-        return contents_of(paths, default if elements is None else elements)
-    if elements is not None:
-        msg = f"`element` and `elements` cannot be combined; leave out element={element!r}"
-        raise ParameterError(msg)
-    if element.partition("/")[0] not in ("X", "layers"):
-        msg = (
-            "`element` must be 'X' or 'layers/NAME', whose genes are those of `var`, "
-            f"but got {element!r}; give elements=[{element!r}] to write it under its own name"
-        )
-        raise ParameterError(msg)
-    return replace(contents_of(paths, [element]), paths={element: "X"})
+def _digest_of_genes(genes: Any) -> str:
+    """Return a digest of chosen genes, names or booleans; of a Series, with its index."""
+    index = genes.index if isinstance(genes, pd.Series) else ()
+    return digest_of(json.dumps([np.asarray(genes).tolist(), [*map(str, index)]]))
 
 
 def _selected(collection: Collection, where: str | None, rows: Any) -> NDArray[np.int64] | None:

@@ -1,8 +1,6 @@
-"""Tables of the cells of many files, with the same columns and dtypes in every part."""
+"""The obs table of many files, with the same columns and dtypes in every part."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,137 +13,18 @@ from cellfeed.extending import FormatError, MismatchError
 from cellfeed.preshuffling._job import file_labels
 from cellfeed.rows import NumericColumn
 from cellfeed.sources import Source, expand, merge_consecutive, split_at
-from cellfeed.sources.anndata import AnnDataSource
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FileTable:
-    """A table of the cells of one file.
-
-    Parameters
-    ----------
-    location
-        The file.
-    n_rows
-        Number of its cells.
-    names
-        Names of the columns.
-    read
-        Returns columns of ascending rows, indexed by the names of the cells.
-    """
-
-    location: Location
-    n_rows: int
-    names: Sequence[str]
-    read: Callable[[Sequence[str], NDArray[np.int64]], pd.DataFrame]
-
-
-class CellTable:
-    """A table of the cells of a collection, read by rows.
+class ObsTable:
+    """obs of a collection, read by rows, with the provenance of each cell.
 
     The columns are those of all files, in order of first appearance; if a file lacks a column, its
     cells have missing values. Categories are the union over the files.
 
     Parameters
     ----------
-    name
-        Name of the table, for messages.
-    files
-        The table of each file.
-    chosen
-        Names of the columns; all columns if None.
-
-    Attributes
-    ----------
-    files
-        The table of each file.
-    starts
-        First row of each file in the collection, and the number of rows, int64.
-
-    Raises
-    ------
-    MismatchError
-        A column is numeric in one file and text or categorical in another.
-    FormatError
-        A file is damaged.
-    """
-
-    def __init__(
-        self, name: str, files: Sequence[FileTable], chosen: Sequence[str] | None = None
-    ) -> None:
-        self.starts = np.cumsum([0, *(each.n_rows for each in files)])
-        self._name, self.files = name, files
-        there = tuple(dict.fromkeys(name for each in files for name in each.names))
-        columns = there if chosen is None else tuple(chosen)
-        self._names = [tuple(name for name in each.names if name in columns) for each in files]
-        no_rows = np.empty(0, np.int64)
-        empty = [each.read(names, no_rows) for each, names in zip(files, self._names, strict=True)]
-        self._dtypes = {}
-        for column in columns:
-            own = [
-                (each.location, table[column])
-                for each, table in zip(files, empty, strict=True)
-                if column in table
-            ]
-            everywhere = len(own) == len(files)
-            self._dtypes[column] = _common_dtype(column, own, everywhere=everywhere)
-        index_name = empty[0].index.name
-        self._index_name = None if index_name in columns else index_name
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the columns, and of the index if it has one."""
-        own = () if self._index_name is None else (str(self._index_name),)
-        return (*self._dtypes, *own)
-
-    def read(self, rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Return the table of cells.
-
-        Parameters
-        ----------
-        rows
-            Ascending rows of the collection, int64, shape (n,).
-        """
-        pieces = split_at(merge_consecutive(rows), self.starts)
-        read = [self._read_file(k, expand(runs)) for k, runs in pieces]
-        return pd.DataFrame(
-            {name: _joined([columns[name] for _, columns in read]) for name in self._dtypes},
-            index=pd.Index(
-                np.concatenate([names for names, _ in read]), dtype=object, name=self._index_name
-            ),
-        )
-
-    def _read_file(self, number: int, rows: NDArray[np.int64]) -> "tuple[Any, dict[str, Any]]":
-        """Return the names of cells of a file, and all columns."""
-        source, names = self.files[number], self._names[number]
-        table = source.read(names, rows)
-        if len(table) != rows.size:
-            msg = (
-                f"{source.location}: {self._name} has {len(table)} rows, but {rows.size} "
-                "expected; write the file again"
-            )
-            raise FormatError(msg)
-        columns = dict[str, Any]()
-        for name, dtype in self._dtypes.items():
-            if name not in names:
-                missing = pd.Series([None], dtype=dtype)
-                columns[name] = missing.repeat(rows.size).reset_index(drop=True)
-                continue
-            column = table[name].reset_index(drop=True)
-            if isinstance(dtype, np.dtype) and dtype.kind in "iuf":
-                columns[name] = pd.Series(exact_numbers(name, source.location, column, dtype))
-            else:
-                columns[name] = column.astype(dtype)
-        return np.asarray(table.index, dtype=object), columns
-
-
-class ObsTable(CellTable):
-    """obs of a collection, with the provenance of each cell.
-
-    Parameters
-    ----------
-    sources, names
-        The sources of the collection, and their names.
+    sources, paths
+        The sources of the collection, and the paths of their files.
     chosen
         Names of the columns; all columns if None.
     n_stored
@@ -154,79 +33,127 @@ class ObsTable(CellTable):
 
     Attributes
     ----------
+    columns
+        Names of the columns.
     provenance
         Names of the two columns with the file of each cell, and its row in it. They are the last.
 
     Raises
     ------
     MismatchError
-        A file that is added to parts of a copy has a column with one of these names; otherwise see
-        `CellTable`.
+        A column is numeric in one file and text or categorical in another, or a file that is added
+        to parts of a copy has a column with a name of the provenance.
+    FormatError
+        A file is damaged.
     """
 
     def __init__(
         self,
         sources: Sequence[Source],
-        names: tuple[str, ...],
+        paths: tuple[str, ...],
         chosen: Sequence[str] | None = None,
         n_stored: int = 0,
     ) -> None:
-        files = [
-            FileTable(each.location, each.n_rows, tuple(each.obs_names()), each.read_obs_rows)
-            for each in sources
-        ]
-        taken = {name for each in files for name in each.names}
+        self._sources, self._n_stored = sources, n_stored
+        self._starts = np.cumsum([0, *(each.n_rows for each in sources)])
+        there = [tuple(each.obs_names()) for each in sources]
+        taken = {name for names in there for name in names}
         self.provenance = (_free("source_file", taken), _free("source_row", taken))
-        labels = file_labels(names[n_stored:])
+        self._labels = file_labels(paths[n_stored:])
+        no_rows = np.empty(0, np.int64)
         if n_stored:
-            self.provenance = provenance_of(sources[0])
-            in_store = files[0].read(self.provenance[:1], np.empty(0, np.int64))
-            if set(labels).intersection(in_store[self.provenance[0]].cat.categories):
-                labels = names[n_stored:]
-        own = [
-            _with_provenance(each, label, self.provenance)
-            for each, label in zip(files[n_stored:], labels, strict=True)
-        ]
-        super().__init__(
-            "obs",
-            [*files[:n_stored], *own],
-            None if chosen is None else [*chosen, *self.provenance],
+            self.provenance = (there[0][-2], there[0][-1])
+            in_store = sources[0].read_obs_rows(self.provenance[:1], no_rows)
+            if set(self._labels).intersection(in_store[self.provenance[0]].cat.categories):
+                self._labels = paths[n_stored:]
+        for k, source in enumerate(sources[n_stored:], n_stored):
+            if both := sorted(set(self.provenance).intersection(there[k])):
+                msg = f"{source.location}: obs has {', '.join(map(repr, both))}"
+                raise MismatchError(
+                    f"{msg}, which in the store say where cells are from; rename them"
+                )
+            there[k] += self.provenance
+        every = dict.fromkeys(name for names in there for name in names)
+        given = every if chosen is None else chosen
+        columns = [*(name for name in given if name not in self.provenance), *self.provenance]
+        self._names = [tuple(name for name in names if name in columns) for names in there]
+        empty = [self._stored(k, names, no_rows) for k, names in enumerate(self._names)]
+        self._dtypes = {}
+        for column in columns:
+            own = [
+                (source.location, table[column])
+                for source, table in zip(sources, empty, strict=True)
+                if column in table
+            ]
+            everywhere = len(own) == len(sources)
+            self._dtypes[column] = _common_dtype(column, own, everywhere=everywhere)
+        self.columns = tuple(columns)
+        index_name = empty[0].index.name
+        self._index_name = None if index_name in columns else index_name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns, and of the index if it has one."""
+        own = () if self._index_name is None else (str(self._index_name),)
+        return (*self.columns, *own)
+
+    def read(self, rows: NDArray[np.int64], columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """Return the table of cells, indexed by their names.
+
+        Parameters
+        ----------
+        rows
+            Ascending rows of the collection, int64, shape (n,).
+        columns
+            Names of columns; all if None.
+        """
+        columns = self.columns if columns is None else columns
+        pieces = split_at(merge_consecutive(rows), self._starts)
+        read = [self._read_source(k, columns, expand(runs)) for k, runs in pieces]
+        return pd.DataFrame(
+            {name: _joined([table[name] for _, table in read]) for name in columns},
+            index=pd.Index(
+                np.concatenate([names for names, _ in read]), dtype=object, name=self._index_name
+            ),
         )
-        for name in self.provenance:
-            self._dtypes[name] = self._dtypes.pop(name)
 
+    def _read_source(
+        self, number: int, columns: Sequence[str], rows: NDArray[np.int64]
+    ) -> "tuple[Any, dict[str, Any]]":
+        """Return the names of cells of a source, and columns."""
+        names, location = self._names[number], self._sources[number].location
+        table = self._stored(number, [name for name in columns if name in names], rows)
+        found = dict[str, Any]()
+        for name in columns:
+            dtype = self._dtypes[name]
+            if name not in names:
+                missing = pd.Series([None], dtype=dtype)
+                found[name] = missing.repeat(rows.size).reset_index(drop=True)
+                continue
+            column = table[name].reset_index(drop=True)
+            if isinstance(dtype, np.dtype) and dtype.kind in "iuf":
+                found[name] = pd.Series(exact_numbers(name, location, column, dtype))
+            else:
+                found[name] = column.astype(dtype)
+        return np.asarray(table.index, dtype=object), found
 
-def provenance_of(part: Source) -> tuple[str, str]:
-    """Return the names of the columns of provenance in a part of a copy: the last of its own."""
-    modalities = part.modalities() if isinstance(part, AnnDataSource) else ()
-    own = [name for name in part.obs_names() if name.partition(":")[0] not in modalities]
-    return own[-2], own[-1]
-
-
-def _with_provenance(file: FileTable, label: str, provenance: tuple[str, str]) -> FileTable:
-    """Return the table of a file with two more columns: its label, and the row of each cell."""
-    taken = set(provenance).intersection(file.names)
-    if taken:
-        msg = f"{file.location}: obs has {', '.join(map(repr, sorted(taken)))}"
-        raise MismatchError(f"{msg}, which in the store say where cells are from; rename them")
-
-    read = partial(_read_with_provenance, file, label, provenance)
-    return replace(file, names=(*file.names, *provenance), read=read)
-
-
-def _read_with_provenance(
-    file: FileTable,
-    label: str,
-    provenance: tuple[str, str],
-    columns: Sequence[str],
-    rows: NDArray[np.int64],
-) -> pd.DataFrame:
-    table = file.read([name for name in columns if name not in provenance], rows)
-    of_file = pd.Categorical.from_codes(
-        np.zeros(rows.size, np.int8), dtype=pd.CategoricalDtype([label])
-    )
-    table[provenance[0]], table[provenance[1]] = of_file, rows
-    return table
+    def _stored(self, number: int, names: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
+        """Return columns of a source as they are stored, with the provenance of its cells."""
+        source, k = self._sources[number], number - self._n_stored
+        own = names if k < 0 else [each for each in names if each not in self.provenance]
+        table = source.read_obs_rows(own, rows)
+        if len(table) != rows.size:
+            msg = f"{source.location}: obs has {len(table)} rows, but {rows.size} expected"
+            raise FormatError(f"{msg}; write the file again")
+        if k < 0:
+            return table
+        dtype = pd.CategoricalDtype([self._labels[k]])
+        of_file = pd.Categorical.from_codes(np.zeros(rows.size, np.int8), dtype=dtype)
+        values: tuple[Any, Any] = (of_file, rows)
+        for name, each in zip(self.provenance, values, strict=True):
+            if name in names:
+                table[name] = each
+        return table
 
 
 def _common_dtype(

@@ -1,6 +1,6 @@
 """Files and stores of AnnData, for extensions that read or copy their parts."""
 
-from cellfeed.sources._anndata import ANNDATA, AnnDataSource, StoredCsc, open_to_copy
+from cellfeed.sources._anndata import ANNDATA, AnnDataSource
 from cellfeed.sources._anndata import _annotations as frames
 from cellfeed.sources._anndata._damage import check_sizes, damage_named
 from cellfeed.sources._anndata._file import AnnDataFile, FileSource, is_group, text
@@ -21,13 +21,11 @@ __all__ = [
     "LocalH5File",
     "LocalZarrStore",
     "RemoteH5File",
-    "StoredCsc",
     "StoredCsr",
     "check_sizes",
     "damage_named",
     "frames",
     "is_group",
-    "open_to_copy",
     "own_members",
     "text",
 ]

@@ -262,7 +262,7 @@ class TestRefused:
                 pd.DataFrame({"a": 1.0, "b": "x", "c": "y"}, index=adata.obs_names),
                 "has columns that are neither numbers nor booleans: 'b', 'c'; write it without",
             ),
-            "by gene": (sp.csc_matrix(np.eye(4)), r"\(CSC\).*`cellfeed preshuffle --in-order "),
+            "by gene": (sp.csc_matrix(np.eye(4)), r"\(CSC\).*; make it CSR with anndata"),
         }[kind]
         adata.obsm["it"] = made
         adata.write_h5ad(tmp_path / "cells.h5ad")

@@ -104,7 +104,7 @@ class TestImages:
         preshuffle = pytest.importorskip("cellfeed.preshuffling").preshuffle
         told = r"two dimensions, cells x genes, .* has 3; read it"
         with pytest.raises(ParameterError, match=told):
-            preshuffle(path, tmp_path / "out.zarr", element="layers/alleles")
+            preshuffle(path, tmp_path / "out.zarr", elements=["layers/alleles"])
 
     def test_of_one_dimension_are_one_column(self, write):
         path = write(score=numbers((6, 1)))

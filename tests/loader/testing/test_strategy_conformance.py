@@ -255,7 +255,7 @@ WRONG = {
     DrawsFromAGenerator: "test_the_order_depends_on_seed_and_epoch_alone",
     HidesItsMemory: "test_memory",
     KeepsPythonObjects: "test_memory",
-    CannotBePickled: "test_pickled",
+    CannotBePickled: "test_any_positions_at_any_time",
     SaysThatPairsStayTogether: "test_what_stays_together",
     TakesAnyRows: "test_rows_that_are_not_there",
 }

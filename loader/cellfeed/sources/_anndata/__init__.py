@@ -1,4 +1,3 @@
 """AnnData in storage: h5ad files and zarr stores."""
 
-from cellfeed.sources._anndata._matrix import StoredCsc
-from cellfeed.sources._anndata._open import ANNDATA, AnnDataSource, open_sources, open_to_copy
+from cellfeed.sources._anndata._open import ANNDATA, AnnDataSource, open_sources

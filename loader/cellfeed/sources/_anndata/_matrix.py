@@ -383,25 +383,6 @@ class StoredCsr(StoredMatrix):
             return pointer
 
 
-class StoredCsc(StoredCsr):
-    """A CSC matrix of an AnnData file as the CSR matrix of its genes: each row is a gene.
-
-    Its shape is (n_genes, n_cells).
-
-    Parameters
-    ----------
-    file, element, var, obs
-        See `StoredMatrix`.
-    """
-
-    def _shape_of(self, group: Any) -> tuple[int, int]:
-        n_cells, n_genes = super()._shape_of(group)
-        return n_genes, n_cells
-
-    def _check_tables(self, shape: tuple[int, ...]) -> None:
-        super()._check_tables(shape[::-1])
-
-
 def _are_integers(stored: ChunkedArray) -> bool:
     """Return whether integers are stored as such, in a dtype that cellfeed decodes."""
     return stored.dtype.kind in "iu" and can_cast(stored.dtype, np.dtype(np.int64))

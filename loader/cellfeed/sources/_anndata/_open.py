@@ -5,8 +5,6 @@ MuData's format: https://mudata.readthedocs.io/en/latest/notebooks/quickstart_mu
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -34,12 +32,10 @@ from cellfeed.sources._anndata._file import AnnDataFile, FileSource, is_group, t
 from cellfeed.sources._anndata._h5file import H5File, RemoteH5File
 from cellfeed.sources._anndata._local_h5file import LocalH5File
 from cellfeed.sources._anndata._matrix import (
-    StoredCsc,
     StoredCsr,
     StoredDense,
     StoredFrame,
     StoredMatrix,
-    rows_of_frame,
 )
 from cellfeed.sources._anndata._zarr import (
     LocalZarrStore,
@@ -66,7 +62,6 @@ class AnnDataSource(FileSource):
     def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
         super().__init__(file)
         self._obs_rows = frames.ObsRows(file)
-        self._frames = dict[str, tuple[frames.ObsRows, NDArray[np.int64] | None]]()
         self.elements = dict(elements)
 
     def obs_names(self) -> tuple[str, ...]:
@@ -105,46 +100,10 @@ class AnnDataSource(FileSource):
                 found |= {within + name: encoding for name, encoding in of_modality.items()}
             return found | _encodings(self._file)
 
-    def modalities(self) -> tuple[str, ...]:
-        """Return the names of the modalities; none in AnnData."""
-        return modalities(self._file()) if is_mudata(self._file()) else ()
-
-    def read_stored(self, name: str) -> Any:
-        """Return anything in the file as anndata reads it, such as ``uns``; None if absent."""
-        with damage_named(self._file.location, name):
-            if _lacks(self._file, name):
-                return None
-            check_sizes(self._file, name)
-            return self._file.read(name)
-
     def read_table(self, name: str) -> pd.DataFrame:
         """Read a table of genes, such as ``raw/var``."""
         with damage_named(self._file.location, name):
             return frames.read_var(self._file, name)
-
-    def frame_columns(self, name: str) -> tuple[str, ...]:
-        """Return the names of the columns of a data frame in ``obsm``."""
-        with damage_named(self._file.location, name):
-            return frames.obs_names(self._file, name)
-
-    def read_frame_rows(
-        self, name: str, columns: Sequence[str], rows: NDArray[np.int64]
-    ) -> pd.DataFrame:
-        """Read columns of a data frame in ``obsm``, of any dtype, for ascending rows of cells."""
-        if name not in self._frames:
-            within = name[: name.rindex("obsm/")]
-            with damage_named(self._file.location, name):
-                order = rows_of_frame(self._file, name, f"{within}obs")
-                if within:
-                    of_modality = rows_of_cells(self._file, within.split("/")[1])
-                    if of_modality is not None:
-                        order = of_modality if order is None else order[of_modality]
-            self._frames[name] = frames.ObsRows(self._file, name), order
-        frame, order = self._frames[name]
-        if order is None:
-            return frame.read(columns, rows)
-        stored, places = np.unique(order[rows], return_inverse=True)
-        return frame.read(columns, stored).iloc[places]
 
     def plain_obs(self, columns: Sequence[str]) -> Mapping[str, ObsColumn]:
         """Return those obs columns that can be read without pandas."""
@@ -331,14 +290,6 @@ def open_sources(location: Location, elements: Sequence[str] = ("X",)) -> list[F
     return [_open_source(file, elements) for file in _files(location)]
 
 
-def open_to_copy(location: Location, elements: Sequence[str]) -> list[FileSource]:
-    """Open sources as `open_sources` does, but matrices that are stored by gene as `StoredCsc`.
-
-    ``elements`` may be empty.
-    """
-    return [_open_source(file, elements, by_gene=True) for file in _files(location)]
-
-
 _HDF5 = (".h5ad", ".h5mu", ".h5", ".hdf5", ".loom", ".h5seurat")  # of URLs
 
 
@@ -372,13 +323,11 @@ ANNDATA = Storage(
 _RECORDED: dict[str, type[StoredMatrix]] = {"csr": StoredCsr, "dense": StoredDense}
 
 
-def _open_source(
-    file: AnnDataFile, elements: Sequence[str], *, by_gene: bool = False
-) -> FileSource:
+def _open_source(file: AnnDataFile, elements: Sequence[str]) -> FileSource:
     opened = list[FileSource]()
 
     def described() -> Tables | None:
-        opened[:] = [_examine_source(file, elements, by_gene=by_gene)]
+        opened[:] = [_examine_source(file, elements)]
         found = {
             name: (each.layout, each.described())
             for name, each in opened[0].elements.items()
@@ -387,7 +336,7 @@ def _open_source(
         is_plain = type(opened[0]) is AnnDataSource and len(found) == len(elements)
         return pack(found) if is_plain and all(own for _, own in found.values()) else None
 
-    found = file.recorded(f"elements {list(elements)}{' by gene' if by_gene else ''}", described)
+    found = file.recorded(f"elements {list(elements)}", described)
     if opened or found is None:
         return opened[0]
     recorded = unpack(found).items()
@@ -396,7 +345,7 @@ def _open_source(
     )
 
 
-def _examine_source(file: AnnDataFile, elements: Sequence[str], *, by_gene: bool) -> FileSource:
+def _examine_source(file: AnnDataFile, elements: Sequence[str]) -> FileSource:
     path, root = file.location, file()
     with damage_named(path, next(iter(elements), "X")):
         if _lacks(file, "obs") or _lacks(file, "var"):
@@ -413,13 +362,13 @@ def _examine_source(file: AnnDataFile, elements: Sequence[str], *, by_gene: bool
     for element in elements:
         with damage_named(path, element):
             if has_modalities:
-                opened[element] = _open_of_mudata(file, element, rows_of, by_gene=by_gene)
+                opened[element] = _open_of_mudata(file, element, rows_of)
             elif element.startswith("mod/"):
                 within = element.split("/", 2)[-1]
                 msg = f"{path}: is AnnData, which has no modalities"
                 raise FormatError(f"{msg}; read `{within}`, not `{element}`")
             else:
-                opened[element] = _open_element(file, element, by_gene=by_gene)
+                opened[element] = _open_element(file, element)
     sparse = [each for each in opened.values() if isinstance(each, StoredCsr)]
     for each, before in combinations(reversed(sparse), 2):
         each.share_indices(before)
@@ -430,12 +379,10 @@ def _open_of_mudata(
     file: AnnDataFile,
     element: str,
     rows_of: Callable[[str], NDArray[np.int64] | None],
-    *,
-    by_gene: bool,
 ) -> StoredElement:
     """Open an element of MuData with a row for each cell of all modalities."""
     if element.startswith("obsm/"):
-        return _open_element(file, element, by_gene=by_gene)
+        return _open_element(file, element)
     known = modalities(file())
     if not element.startswith("mod/"):
         there = ", ".join(f"`mod/{modality}/{element}`" for modality in known)
@@ -446,14 +393,12 @@ def _open_of_mudata(
         there = ", ".join(known) or "none"
         msg = f"{file.location}: has no modality {modality!r}; its modalities are: {there}"
         raise FormatError(msg)
-    stored = _open_element(file, within, f"mod/{modality}/", by_gene=by_gene)
+    stored = _open_element(file, within, f"mod/{modality}/")
     stored.row_order = rows_of(modality)
     return stored
 
 
-def _open_element(
-    file: AnnDataFile, name: str, within: str = "", *, by_gene: bool = False
-) -> StoredMatrix:
+def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatrix:
     """Open an array of an AnnData object.
 
     Parameters
@@ -462,8 +407,6 @@ def _open_element(
         The file, and the name of the element in the object.
     within
         Path of the object in the file, such as ``mod/rna/``.
-    by_gene
-        Whether to open a matrix that is stored by gene.
     """
     path = file.location
     folder = name.partition("/")[0]
@@ -482,14 +425,11 @@ def _open_element(
         return StoredCsr(*where)
     if encoding == "dataframe" and folder == "obsm":
         return StoredFrame(file, element, f"{within}obs")
-    if encoding == "csc" and by_gene:
-        return StoredCsc(*where)
     if encoding == "csc":
-        copy = re.sub(r"\.\w+$", "", path.name) + ".csr.zarr"
-        remedy = f"cellfeed preshuffle --in-order {shlex.quote(path.text)} {shlex.quote(copy)}"
         msg = (
             f"{path}: `{element}` is stored by gene (CSC), so reading a cell would require "
-            f"reading the whole file; rewrite it by cell with `{remedy}`"
+            "reading the whole file; make it CSR with anndata, as in `adata.X = adata.X.tocsr()`, "
+            "and write it again"
         )
     else:
         msg = (
