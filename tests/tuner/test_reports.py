@@ -305,7 +305,6 @@ def test_only_what_failed_is_listed_in_a_terminal():
         ("link", {"recommended.prefetch": None}, "of stored chunks are read."),
         ("link", {"cache": "cold"}, None),
         ("link", {"bottleneck": None}, None),
-        ("link", {"dataset.cache_bytes": 10**9}, None),
     ],
 )
 def test_waiting_and_the_link_in_words(kind, changes, said):

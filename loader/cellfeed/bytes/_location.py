@@ -33,14 +33,11 @@ class StorageOptions:
     ----------
     values
         Options of obstore for a server, such as ``access_key_id`` or ``client_options``.
-    cache_bytes
-        Maximum size of the disk cache for data from servers, in bytes; 0 for no cache.
     uncached
         Whether pages of local files leave the page cache once a fetch has been read from them.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    cache_bytes: int = 0
     uncached: bool = False
 
 

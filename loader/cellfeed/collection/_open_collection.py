@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from cellfeed._errors import ParameterError, PathError, parse_size, require_list
+from cellfeed._errors import ParameterError, PathError, require_list
 from cellfeed.bytes import SCHEMES, Location, StorageOptions, has_suffix, require_file
 from cellfeed.bytes._remote import expand_url
 from cellfeed.bytes._tables import save_records
@@ -314,7 +314,6 @@ def open_collection(
     genes: "Sequence[str] | pd.Series[bool] | NDArray[np.bool_] | None" = None,
     join_obs: JoinObs = "same",
     storage_options: Mapping[str, Any] | None = None,
-    cache: int | str | None = None,
     uncached: bool = False,
 ) -> Collection:
     """Open files, stores and databases of cells as one collection.
@@ -381,9 +380,6 @@ def open_collection(
         ``endpoint``, ``region``, ``client_options`` with ``default_headers``, and so on. By
         default, they come from the environment (``AWS_ACCESS_KEY_ID`` and so on). They never
         appear in messages.
-    cache
-        Maximum disk space for a cache of bytes read from servers, such as ``"20GB"``. Processes
-        share the cache, and later runs use it again. If None, only metadata are cached.
     uncached
         Whether to leave nothing of the chunks of local ``.h5ad``, ``.h5mu`` and zarr in the page
         cache, so that files far larger than memory do not evict other pages: pages are dropped
@@ -436,11 +432,7 @@ def open_collection(
         msg = f"`storage_options` must be a dict, but got one of type {kind}"
         raise ParameterError(msg)
     names, joint_genes = require_elements(elements), Genes(join_vars, genes)
-    options = StorageOptions(
-        dict(storage_options or {}),
-        0 if cache is None else parse_size(cache, "cache"),
-        uncached=uncached,
-    )
+    options = StorageOptions(dict(storage_options or {}), uncached=uncached)
     sources = open_sources_of(paths, names, options)
     collection = Collection(
         sources, obs=obs, genes=joint_genes, join_obs=join_obs, obs_names=obs_names

@@ -1,4 +1,4 @@
-"""Bytes of web servers and object stores: opening objects, requesting ranges, caching them.
+"""Bytes of web servers and object stores: opening objects, requesting ranges.
 
 The ranges of a fetch are known before it is read. They are joined where that saves a round trip,
 many requests are in flight at a time, and each answer waits for the fetch that needs it.

@@ -7,9 +7,8 @@ requests into batches that are awaited together, and each answer waits for the f
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from itertools import count, pairwise
 from typing import Any, NamedTuple
 
@@ -17,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.bytes._location import LastingIdentity, Location, digest_of
-from cellfeed.bytes._remote._client import Version, cancelled, disk_cache, stores_of
-from cellfeed.bytes._remote._disk_cache import DiskCache, ObjectVersion
+from cellfeed.bytes._remote._client import Version, stores_of
 from cellfeed.bytes._remote._scheduler import (
     GAP,
     LARGEST_REQUEST,
@@ -27,7 +25,7 @@ from cellfeed.bytes._remote._scheduler import (
     Request,
     scheduler_of,
 )
-from cellfeed.bytes._store import LOOK_UP_SECONDS, Arrival, ByteStore, is_cancelled, joined
+from cellfeed.bytes._store import Arrival, ByteStore, joined
 
 Range = tuple[int, int, int]  # file, first byte and number of bytes
 Content = bytes | memoryview | NDArray[np.uint8] | None
@@ -68,42 +66,19 @@ class Pending:
 
     Parameters
     ----------
-    ranges
-        The ranges.
     places
-        Where each of them comes from, or its bytes, once that is known.
-    location
-        Location of one of the files, for messages.
+        The request of each range, or its bytes if there are none.
     """
 
-    def __init__(
-        self,
-        ranges: Sequence[Range],
-        places: Future[Mapping[Range, Place | Content]],
-        location: Location,
-    ) -> None:
-        self.ranges = set(ranges)
-        self._places = places
-        self._location = location
-        weakref.finalize(self, _cancel, places).atexit = False
-
-    def places(self) -> Mapping[Range, Place | Content]:
-        """Return where ranges come from; waits only for this machine's disk."""
-        while not self._places.done() and not wait([self._places], LOOK_UP_SECONDS).done:
-            if is_cancelled():
-                raise cancelled(self._location)
-        return self._places.result()
+    def __init__(self, places: Mapping[Range, Place | bytes]) -> None:
+        self.places = places
+        batches = {each.batch for each in places.values() if isinstance(each, Place)}
+        weakref.finalize(self, _cancel, batches).atexit = False
 
 
-def _cancel(places: Future[Mapping[Range, Place | Content]]) -> None:
-    if not places.cancel():
-        places.add_done_callback(_cancel_batches)
-
-
-def _cancel_batches(places: Future[Mapping[Range, Place | Content]]) -> None:
-    if places.exception() is None:
-        for batch in {each.batch for each in places.result().values() if isinstance(each, Place)}:
-            batch.cancel()
+def _cancel(batches: Iterable[Batch]) -> None:
+    for each in batches:
+        each.cancel()
 
 
 class RemoteObjects(ByteStore):
@@ -170,8 +145,8 @@ class RemoteObjects(ByteStore):
     ) -> Sequence[Arrival]:
         """Return the arrivals of ranges; see `ByteStore`."""
         ranges, arrivals = Ranges(files, offsets, sizes), list[Arrival]()
-        for pending, numbers in self._sources(ranges):
-            places, together = pending.places(), dict[Future[None], list[int]]()
+        for pending, places, numbers in self._sources(ranges):
+            together = dict[Future[None], list[int]]()
             for k in numbers:
                 place = places[ranges.listed[k]]
                 is_here = place.batch.is_here if isinstance(place, Place) else _HERE
@@ -191,9 +166,7 @@ class RemoteObjects(ByteStore):
         """Return ranges; request those that were not expected; see `ByteStore`."""
         ranges = Ranges(files, offsets, sizes)
         found: list[Content] = [None] * files.size
-        answered = list[int]()
-        for pending, numbers in self._sources(ranges):
-            places = pending.places()
+        for pending, places, numbers in self._sources(ranges):
             for k in numbers:
                 place = places[ranges.listed[k]]
                 if not isinstance(place, Place):
@@ -202,12 +175,10 @@ class RemoteObjects(ByteStore):
                 try:
                     answer = place.batch.result(place.request)
                 except Exception:
-                    pending.ranges.clear()  # so that a retry requests them again
+                    pending.places = {}  # so that a retry requests them again
                     raise
                 if answer is not None:
                     found[k] = answer[place.first : place.first + ranges.listed[k][2]]
-                answered.append(k)
-        self._cache_answers(ranges, found, answered)
         return found
 
     def _enter_process(self) -> None:
@@ -221,8 +192,10 @@ class RemoteObjects(ByteStore):
                     self._pending = weakref.WeakValueDictionary[int, Pending]()
                     self._process = process
 
-    def _sources(self, ranges: Ranges) -> Iterator[tuple[Pending, Sequence[int]]]:
-        """Iterate over requests that deliver some ranges, with the numbers of these.
+    def _sources(
+        self, ranges: Ranges
+    ) -> Iterator[tuple[Pending, Mapping[Range, Place | bytes], Sequence[int]]]:
+        """Iterate over requests that deliver some ranges, with their places, and their numbers.
 
         Ranges that were not requested are requested.
         """
@@ -231,52 +204,25 @@ class RemoteObjects(ByteStore):
         for reference in self._pending.valuerefs():  # the oldest fetch is read first
             pending = reference()
             if pending is not None and remaining:
-                own, others = list[int](), list[int]()
+                places, own, others = pending.places, list[int](), list[int]()
                 for k in remaining:
-                    (own if ranges.listed[k] in pending.ranges else others).append(k)
+                    (own if ranges.listed[k] in places else others).append(k)
                 remaining = others
                 if own:
-                    yield pending, own
+                    yield pending, places, own
         if remaining:
-            yield self._request(ranges[remaining]), remaining
+            pending = self._request(ranges[remaining])
+            yield pending, pending.places, remaining
 
     def _request(self, ranges: Ranges) -> Pending:
-        """Request ranges, without waiting for this machine's disk."""
-        cache, places = self._cache(), Future[Mapping[Range, Place | Content]]()
-        if cache is None:
-            places.set_result(self._places(ranges))
-        else:
-            places = _disk_threads().submit(self._found_or_requested, ranges, cache)
-        pending = Pending(ranges.listed, places, self.location_of(ranges.listed[0][0]))
-        self._pending[next(_numbers)] = pending
-        return pending
-
-    def _found_or_requested(
-        self, ranges: Ranges, cache: DiskCache
-    ) -> Mapping[Range, Place | Content]:
-        """Look ranges up in this machine's disk cache, and request the others from the server."""
-        versions = self._cached_versions(ranges)
-        known = [each for each in ranges.listed if each[0] in versions]
-        contents = cache.read([(versions[file], first, size) for file, first, size in known])
-        found: dict[Range, Place | Content] = {
-            each: content
-            for each, content in zip(known, contents, strict=True)
-            if content is not None
-        }
-        others = [k for k, each in enumerate(ranges.listed) if each not in found]
-        return found | self._places(ranges[others])
-
-    def _places(self, ranges: Ranges) -> dict[Range, Place | Content]:
-        """Request ranges; return where each comes from, or its bytes if there are none."""
+        """Request ranges, without waiting."""
         limits = self._sizes(ranges.files, np.iinfo(np.int64).max)
         stops = np.minimum(ranges.offsets + ranges.sizes, limits)
         firsts, lengths = ranges.offsets, np.maximum(stops - ranges.offsets, 0)
         is_empty = lengths == 0  # a file may end before its range does
         some = np.flatnonzero(~is_empty)
-        places: dict[Range, Place | Content]
+        places: dict[Range, Place | bytes]
         places = {ranges.listed[k]: b"" for k in np.flatnonzero(is_empty).tolist()}
-        if not some.size:
-            return places
         order, bounds = joined(
             ranges.files[some], firsts[some], lengths[some], GAP, LARGEST_REQUEST
         )
@@ -304,39 +250,6 @@ class RemoteObjects(ByteStore):
                 for k in request.ranges:
                     each = ranges.listed[k]
                     places[each] = Place(batch, number, each[1] - request.first)
-        return places
-
-    def _cache_answers(
-        self, ranges: Ranges, found: Sequence[Content], answered: Sequence[int]
-    ) -> None:
-        """Cache ranges from the server on this machine's disk, if the user enabled that."""
-        cache = self._cache()
-        if cache is None or not answered:
-            return
-        versions = self._cached_versions(ranges)
-        cache.write(
-            [
-                (versions[file], first, content)
-                for (file, first, size), content in ((ranges.listed[k], found[k]) for k in answered)
-                if file in versions and isinstance(content, memoryview) and len(content) == size
-            ]
-        )
-
-    def _cache(self) -> DiskCache | None:
-        return disk_cache(self._locations(0).options.cache_bytes)
-
-    def _cached_versions(self, ranges: Ranges) -> Mapping[int, ObjectVersion]:
-        """Return what identifies the objects of ranges, without those that cannot be cached."""
-        found = dict[int, ObjectVersion]()
-        for file in np.unique(ranges.files).tolist():
-            version = self._versions(file)
-            if version is not None and version.strong_etag is not None:
-                url = str(self._locations(file))
-                found[file] = ObjectVersion(url, version.strong_etag, version.size)
-        return found
-
-
-@cache
-def _disk_threads() -> ThreadPoolExecutor:
-    """Return the threads that read from this machine's disk."""
-    return ThreadPoolExecutor(2, thread_name_prefix="cellfeed-cached")
+        pending = Pending(places)
+        self._pending[next(_numbers)] = pending
+        return pending
