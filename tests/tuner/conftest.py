@@ -480,7 +480,6 @@ RESULTS = {
         dataset=replace(
             DATASET,
             slow_reading="p3.h5ad: `X` is read slowly: filter <b> is not supported",
-            uncached=True,
             elements=("layers/counts",),
         ),
     ),

@@ -254,8 +254,7 @@ FACTS = [
     ("warnings", "conditions", "1.4 cores busy"),
     ("warnings", "recommendation", "outside the paper's bounds"),
     ("warnings", "terminal notebook recommendation conditions", "filter <b> is not supported"),
-    ("warnings", "conditions", "uncached: pages are dropped as they are read"),
-    ("warnings", "to paste", ", elements=['layers/counts'], uncached=True)"),
+    ("warnings", "to paste", ", elements=['layers/counts'])"),
     ("remote", "to paste", ", storage_options=...)"),
     ("waiting", "terminal recommendation", "waits for data 12.5% [10.0%, 15.0%] of the time"),
 ]  # fmt: skip

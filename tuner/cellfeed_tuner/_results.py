@@ -262,8 +262,6 @@ class Dataset:
     loader
         The loader that read it, if not cellfeed; its number of genes and storage are unknown, and
         given as 0 or empty.
-    uncached
-        Whether pages of files were dropped from the page cache after each fetch.
     elements
         What was read, such as "X" or "layers/counts"; empty if unknown.
     dense
@@ -287,7 +285,6 @@ class Dataset:
     selection: Selection | None = None
     has_storage_options: bool = False
     loader: str = ""
-    uncached: bool = False
     elements: tuple[str, ...] = ()
     dense: bool = False
     unit: str = "cells"

@@ -27,18 +27,15 @@ _SECRETS = ("password", "sslpassword")  # in the query of a database's URL
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StorageOptions:
-    """Options for reaching and reading a location; never shown, since they include credentials.
+    """Options for reaching a location; never shown, since they include credentials.
 
     Parameters
     ----------
     values
         Options of obstore for a server, such as ``access_key_id`` or ``client_options``.
-    uncached
-        Whether pages of local files leave the page cache once a fetch has been read from them.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    uncached: bool = False
 
 
 NO_OPTIONS = StorageOptions()

@@ -1,25 +1,20 @@
 """Bytes of chunks: which are in the page cache, and requests to stores that read them to memory."""
 
-import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._errors import FormatError
 from cellfeed.bytes import LOOK_UP_SECONDS, ByteStore, is_cancelled
-from cellfeed.bytes._store import joined
 from cellfeed.decode._kernels import _fields as fields
 
-# The page cache: whether bytes are already in it, so that readahead is not needed; dropping them.
+# The page cache: whether bytes are already in it, so that readahead is not needed.
 
 _FEWEST = 2048  # chunks; to tell the system of fewer takes less than 3 ms
 _SAMPLES = 64
-_PAGE = 1 << 12
-_GAP = 1 << 14  # between chunks that are read together
 _NO_WAITING = getattr(os, "RWF_NOWAIT", 0)  # of Linux
 
 
@@ -46,35 +41,6 @@ def seem_to_be_in_memory(chunks: NDArray[np.int64]) -> bool:
         except OSError:  # it would wait, or the file system cannot tell
             return False
     return True
-
-
-def drop_pages(chunks: NDArray[np.int64]) -> None:
-    """Drop the pages of chunks of local files from the page cache.
-
-    Parameters
-    ----------
-    chunks
-        A table of the kernels, whose descriptors and paths are still valid.
-    """
-    is_local = (chunks[:, fields.FLAGS] & fields.IN_MEMORY == 0) & (chunks[:, fields.SIZE] > 0)
-    files, offsets, sizes = chunks[is_local][:, [fields.FD, fields.OFFSET, fields.SIZE]].T
-    firsts = offsets // _PAGE * _PAGE
-    lengths = -(-(offsets + sizes) // _PAGE) * _PAGE - firsts
-    order, bounds = joined(files, firsts, lengths, _GAP, np.iinfo(np.int64).max)
-    stops = np.maximum.reduceat((firsts + lengths)[order], bounds[:-1]) if order.size else firsts
-    begins = order[bounds[:-1]]
-    for file, first, stop in zip(
-        files[begins].tolist(), firsts[begins].tolist(), stops.tolist(), strict=True
-    ):
-        with suppress(OSError):  # such as of a file that is gone
-            descriptor = os.open(ctypes.string_at(-file), os.O_RDONLY) if file < 0 else file
-            try:
-                if file >= 0:  # From now on, the system reads nothing beyond what is asked for.
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-                os.posix_fadvise(descriptor, first, stop - first, os.POSIX_FADV_DONTNEED)
-            finally:
-                if file < 0:
-                    os.close(descriptor)
 
 
 # Reading the bytes of chunks into memory, if compiled threads do not read them themselves.

@@ -18,7 +18,6 @@ from cellfeed.decode._byte_requests import (
     are_requested,
     begin_requests,
     chunks_as_they_arrive,
-    drop_pages,
     seem_to_be_in_memory,
 )
 from cellfeed.decode._decoder import Counter, Decoder, Verify
@@ -269,10 +268,6 @@ class ChunkReads:
         chunks = np.concatenate(tables) if len(tables) > 1 else tables[0]
         if not seem_to_be_in_memory(chunks):
             kernels.advise(chunks, function_addresses())
-
-    def drop_pages(self) -> None:
-        """Drop the pages of local files that were read from the page cache."""
-        drop_pages(self.chunks)
 
     def run(
         self,

@@ -72,11 +72,6 @@ class Requests:
         """Cancel requests that have not been read."""
         self._pending.clear()
 
-    def drop_pages(self) -> None:
-        """Drop the pages of chunks in local files from the page cache."""
-        for reads in self._local:
-            reads.drop_pages()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRead:
@@ -132,9 +127,6 @@ class Readable(Protocol):
 
     @property
     def delivers_obs_names(self) -> bool: ...
-
-    @property
-    def uncached(self) -> bool: ...
 
     def obs_names(self, rows: NDArray[np.int64]) -> NDArray[np.object_]: ...
 
@@ -353,8 +345,6 @@ class Reader:
             return self._read(planned, first_alone=first_alone)
         finally:
             planned.requests.cancel()
-            if self._collection.uncached and self._remaining is None:
-                planned.requests.drop_pages()
 
     def _read(self, planned: PlannedRead, *, first_alone: bool) -> Iterator[Cells]:
         if self._remaining is not None:  # which is due before this
@@ -433,8 +423,6 @@ class Reader:
 
         def remaining() -> Iterator[Cells]:
             others_ascend = other_reads.run(bases, self._decoder).ascending
-            if self._collection.uncached:
-                planned.requests.drop_pages()
             return finished(slice(1, None), ascending=first_ascend and others_ascend)
 
         first = finished(slice(0, 1), ascending=first_ascend)
