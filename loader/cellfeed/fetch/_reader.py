@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import Any, Protocol, Self
 
@@ -17,12 +16,10 @@ from cellfeed.decode import ChunkReads, Counter, Counters, Decoder, ValueSteps, 
 from cellfeed.decode._reads import divide_reads
 from cellfeed.fetch._element_read import ElementRead, PartRows, RowLayout, Selections
 from cellfeed.fetch._parts import (
-    ElementTransforms,
     Part,
     ReplaceRows,
     RowTransform,
     Transforms,
-    as_stored,
     require_rows,
     split_steps,
 )
@@ -176,26 +173,20 @@ class Reader:
         self._collection, self._sum_duplicates = collection, sum_duplicates
         self._dtypes = dtypes_of(collection.elements, dtype)
         self._counters = Counters() if counters is None else counters
-        self._transforms = dict[str, ElementTransforms]()
+        self._transforms = dict[str, ValueSteps]()
         self._replaced = dict[str, tuple[RowTransform, ReplaceRows]]()
         for name, steps in (transforms or {}).items():
             element, (of_values, of_rows, following) = collection.elements[name], split_steps(steps)
             if of_values:
-                n = len(as_stored(of_values, element.layout))
-                of_dtype = partial(ValueSteps, dtype=self._dtypes[name], counters=self._counters)
-                self._transforms[name] = ElementTransforms(
-                    of_dtype(of_values[:n]), of_dtype(of_values[n:])
-                )
+                self._transforms[name] = ValueSteps(of_values, self._dtypes[name], self._counters)
             if of_rows is not None:
                 replace_rows = of_rows.bind(element, following, self._counters)
                 self._replaced[name] = of_rows, replace_rows
         # Applied to sparse values while they are decoded.
         self._inline_steps = {
-            name: each.stored
+            name: each
             for name, each in self._transforms.items()
             if collection.elements[name].layout == "csr"
-            and each.stored
-            and not each.stored.need_columns
         }
         num_threads = num_threads or usable_cpu_count()
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="cellfeed-read")
@@ -481,7 +472,7 @@ class Reader:
             ]
             begin = time.perf_counter_ns()
             rows, num_threads = layout.untransformed, self._decoder.num_threads
-            transforms.stored.apply(located, rows, self._threads, num_threads)
+            transforms.apply(located, rows, self._threads, num_threads)
             taken = time.perf_counter_ns() - begin
             self._counters.add(Counter.PLACING, taken * num_threads)
 
@@ -511,7 +502,7 @@ class Reader:
                 if group.layout == "csr" and self._sum_duplicates and not is_distinct:
                     summed = group.over(buffer, distinct=False)
                     if name in self._transforms:
-                        self._transforms[name].stored.apply([summed.located()])
+                        self._transforms[name].apply([summed.located()])
                     elements[name] = summed
                     del summed
                 else:
@@ -557,7 +548,7 @@ class Reader:
                     elements |= require_rows(made, transform, len(cells), cells.obs)
                 elif dense:
                     with self._counters.wall_time(Counter.DENSIFYING):
-                        elements[name] = self._dense_rows(name, rows)
+                        elements[name] = self._dense_rows(rows)
                 else:
                     elements[name] = rows
             return replace(cells, elements=elements)
@@ -566,15 +557,13 @@ class Reader:
             yield from map(finish, islice(groups, 1))
         yield from prefetched(finish, groups, self._dense_threads, self._decoder.num_threads)
 
-    def _dense_rows(self, name: str, rows: Any) -> Any:
+    def _dense_rows(self, rows: Any) -> Any:
         if not isinstance(rows, CsrRows):
             return rows
         group = Group.dense(*rows.shape, rows.data.dtype)
         memory = self._pools.dense.acquire(group.n_bytes)
         dense = group.over(memory)
         rows.densify_into(dense)
-        if name in self._transforms:
-            self._transforms[name].dense.apply([group.located(memory)])
         return dense
 
 

@@ -169,9 +169,8 @@ class CsrRows:
         return RowGroup(
             n_rows=len(self.indptr) - 1,
             values=self.data.ctypes.data,
-            columns=self.indices.ctypes.data,
             pointers=self.indptr.ctypes.data,
-            index_itemsize=self.indptr.itemsize,
+            pointer_itemsize=self.indptr.itemsize,
         )
 
     def with_columns(self, columns: NDArray[np.int32], n_vars: int) -> CsrRows:

@@ -222,9 +222,8 @@ class Group:
         return RowGroup(
             n_rows,
             values,
-            columns=buffer.address,
             pointers=self.pointers.ctypes.data,
-            index_itemsize=self.pointers.itemsize,
+            pointer_itemsize=self.pointers.itemsize,
         )
 
 

@@ -111,7 +111,7 @@ def _copy(source, segments_at, n_segments, array_at, report_at, scratch, may_cha
 
 @compiled("void(int64, int64, CPointer(int64))", inner=True)
 def _apply_steps(row: int, n: int, array: Ints) -> None:
-    """Apply all steps to a row, in the cache after the first one; none of them needs columns."""
+    """Apply all steps to a row, in the cache after the first one."""
     steps, n_steps = elements(array[fields.STEPS], np.int64), array[fields.N_STEPS]
     for k in range(n_steps):
         number = array[fields.NUMBERS] + 8 * k

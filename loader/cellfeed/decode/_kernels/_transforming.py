@@ -262,7 +262,7 @@ def _applies(dtype: Any) -> Any:
 
     @compiled_callback(_STEP_SIGNATURE)
     def apply(row, n, kind, number_at, non_counts, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        """Apply a step that needs no columns to a row."""
+        """Apply a step to a row."""
         values, number = elements(row, dtype), elements(number_at, np.float64)[0]
         if kind == fields.BINARIZED:
             for i in range(n):
@@ -299,40 +299,6 @@ def step_applier(itemsize: int) -> int:
     return int((_apply_to_floats if itemsize == 4 else _apply_to_doubles).address)
 
 
-# A function that scales a row takes the address of the values, and their number; of the columns,
-# and the size of one, 0 for a dense row; the kind of the step; and the addresses of its number, and
-# of the numbers to subtract and to divide by.
-_SCALE_SIGNATURE = types.int64(*[types.int64] * 8)
-
-
-def _scales(dtype: Any) -> Any:
-    @compiled_callback(_SCALE_SIGNATURE)
-    def scale(row, n, columns, index_itemsize, kind, number_at, mean_at, std_at):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        """Scale a row, and clip it; NaN stays NaN. Sparse rows are only divided."""
-        values, most = elements(row, dtype), elements(number_at, np.float64)[0]
-        mean, std = elements(mean_at, np.float64), elements(std_at, np.float64)
-        if index_itemsize == 0:
-            least = -most if kind == fields.CENTRED else -np.inf
-            for i in range(n):
-                scaled = divide(np.float64(values[i]) - mean[i], std[i])
-                scaled = max(scaled, least)
-                values[i] = min(scaled, most)
-        elif index_itemsize == 4:
-            narrow = elements(columns, np.int32)
-            for i in range(n):
-                values[i] = min(divide(np.float64(values[i]), std[narrow[i]]), most)
-        else:
-            wide = elements(columns, np.int64)
-            for i in range(n):
-                values[i] = min(divide(np.float64(values[i]), std[wide[i]]), most)
-        return 0
-
-    return scale
-
-
-_scale_floats, _scale_doubles = _scales(types.float32), _scales(types.float64)
-
-
 @compiled("int64(int64, int64, int64)", inner=True)
 def _pointer_at(pointers: int, itemsize: int, row: int) -> int:
     """Return an entry of a row pointer."""
@@ -345,9 +311,8 @@ def transform_rows(
     groups: Ints,
     rows: Ints,
     itemsize: int,
-    steps: Ints,
+    kinds: Ints,
     numbers: NDArray[np.float64],
-    moments: NDArray[np.float64],
     taken: Ints,
 ) -> None:
     """Transform rows until none is left; several threads share ``taken``.
@@ -356,48 +321,36 @@ def transform_rows(
     ----------
     groups
         A table of rows that are stored together: number of the first row, address of the values,
-        number of values per row if dense, and addresses of column indices and row pointer, with
-        their itemsize, if sparse. The first column of an additional last row marks the end.
+        number of values per row if dense, and address of the row pointer, with its itemsize, if
+        sparse. The first column of an additional last row marks the end.
     rows
         Numbers of the rows to transform, ascending.
     itemsize
         Size of a value in bytes; values are floats.
-    steps, numbers
-        The steps, in order: kinds, with the number of the moments that each uses, shape (n_steps,
-        2); and one number for each: a sum, a threshold, or the largest value; then the address of
-        two int64 that count values without a logarithm, and rows whose total is no integer.
-    moments
-        For each column the number to subtract, from dense rows only, and the divisor, shape
-        (n, 2, n_columns).
+    kinds, numbers
+        The steps, in order: kinds, shape (n_steps,), and one number for each: a sum or a threshold;
+        then the address of two int64 that count values without a logarithm, and rows whose total is
+        no integer.
     taken
         Number of rows that threads have begun, shape (1,).
     """
-    scale, scaling = 0, _scale_floats if itemsize == 4 else _scale_doubles
-    if (steps[:, 0] >= fields.CENTRED).any():
-        scale = scaling.address
-    apply = step_applier(itemsize) if (steps[:, 0] < fields.CENTRED).any() else 0
-    _transform_rows(groups, rows, itemsize, steps, numbers, moments, taken, apply, scale)
+    _transform_rows(groups, rows, itemsize, kinds, numbers, taken, step_applier(itemsize))
 
 
-@compiled(
-    "void(int64[:,::1], int64[::1], int64, int64[:,::1], float64[::1], float64[:,:,::1], "
-    "int64[::1], int64, int64)"
-)
+@compiled("void(int64[:,::1], int64[::1], int64, int64[::1], float64[::1], int64[::1], int64)")
 def _transform_rows(
     groups: Ints,
     rows: Ints,
     itemsize: int,
-    steps: Ints,
+    kinds: Ints,
     numbers: NDArray[np.float64],
-    moments: NDArray[np.float64],
     taken: Ints,
     apply: int,
-    scale: int,
 ) -> None:
-    """Do what `transform_rows` does, with addresses of functions that apply a step to a row."""
-    n_rows, n_steps, moments_bytes = rows.size, len(steps), moments.shape[2] * 8
-    groups_at, steps_at = address_of(groups), address_of(steps)
-    numbers_at, moments_at, rows = address_of(numbers), address_of(moments), pointer_to(rows)
+    """Do what `transform_rows` does, with the address of the function that applies a step."""
+    n_rows, n_steps = rows.size, len(kinds)
+    groups_at, numbers_at = address_of(groups), address_of(numbers)
+    rows, kinds = pointer_to(rows), pointer_to(kinds)
     while True:
         first = atomic_add(address_of(taken), fields.ROWS_OF_A_TASK)
         if first >= n_rows:
@@ -408,19 +361,10 @@ def _transform_rows(
                 g += 1
             group = row_of(groups_at, g, fields.N_GROUP_COLUMNS)
             number, n = rows[i] - group[fields.FIRST_ROW], group[fields.ROW_LENGTH]
-            start, columns = number * n, group[fields.COLUMNS]
-            index_itemsize = group[fields.INDEX_ITEMSIZE]
-            if index_itemsize:
-                start = _pointer_at(group[fields.POINTERS], index_itemsize, number)
-                n = _pointer_at(group[fields.POINTERS], index_itemsize, number + 1) - start
-                columns += start * index_itemsize
+            start, pointers = number * n, group[fields.POINTERS]
+            if group[fields.POINTER_ITEMSIZE]:
+                start = _pointer_at(pointers, group[fields.POINTER_ITEMSIZE], number)
+                n = _pointer_at(pointers, group[fields.POINTER_ITEMSIZE], number + 1) - start
             row = group[fields.VALUES] + start * itemsize
             for k in range(n_steps):
-                step = row_of(steps_at, k, fields.N_STEP_COLUMNS)
-                kind, number_at = step[0], numbers_at + 8 * k
-                if kind < fields.CENTRED:
-                    call(apply, (row, n, kind, number_at, numbers_at + 8 * n_steps, k))
-                else:
-                    mean = moments_at + 2 * step[1] * moments_bytes
-                    std = mean + moments_bytes
-                    call(scale, (row, n, columns, index_itemsize, kind, number_at, mean, std))
+                call(apply, (row, n, kinds[k], numbers_at + 8 * k, numbers_at + 8 * n_steps, k))
