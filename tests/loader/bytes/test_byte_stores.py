@@ -18,7 +18,7 @@ from tests.servers.web import WebServer
 from cellfeed import PathError, RemoteError
 from cellfeed.bytes import StorageOptions, set_cancel_events
 from cellfeed.bytes._remote import RemoteObjects, open_object
-from cellfeed.bytes._remote._scheduler import Window, scheduler_of
+from cellfeed.bytes._remote._objects import Window, scheduler_of
 from cellfeed.sources import ByteStore, Location
 from cellfeed.sources._source import files_in
 
