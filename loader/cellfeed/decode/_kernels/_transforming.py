@@ -9,7 +9,7 @@ from numba import types
 from numba.np.numpy_support import from_dtype
 from numpy.typing import NDArray
 
-from cellfeed._compiled import Purpose, compiled, compiled_callback
+from cellfeed._compiled import compiled, compiled_callback
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._fields import Ints
 from cellfeed.decode._kernels._native import (
@@ -25,8 +25,6 @@ from cellfeed.decode._kernels._native import (
     pointer_to,
     row_of,
 )
-
-PURPOSE = Purpose("transforms", 2)
 
 # Compiled conversions of elements from one dtype to another, by address.
 
