@@ -114,7 +114,7 @@ class PartRows:
         reads, _ = self.reads_and_placements(target, None)
         return reads if self.indices is None else [self.indices, reads[-1]]
 
-    def read(self, decoder: Decoder) -> "PartRows":
+    def read(self) -> "PartRows":
         """Return the same rows after reading them, since their lengths are unknown.
 
         Raises
@@ -131,7 +131,7 @@ class PartRows:
             with part.source.reading:
                 found = stored.find_rows(part.runs)
             return replace(self, lengths=found.lengths, in_memory=found)
-        rows = _dense_as_csr(part, decoder) if stored.layout == "dense" else part.read_rows()
+        rows = _dense_as_csr(part) if stored.layout == "dense" else part.read_rows()
         rows = part.with_columns(rows)
         return replace(self, lengths=np.diff(rows.indptr).astype(np.int64), in_memory=rows)
 
@@ -388,7 +388,7 @@ def _with_lengths(
     yield from _selected(batch, decoder, selection_cache)
     for each in rows:
         if each.lengths is None and each.indices is None:
-            yield each.read(decoder)
+            yield each.read()
 
 
 def _selected(
@@ -420,50 +420,28 @@ def _all_memory() -> int:
 
 # Dense rows of one source in a collection that is sparse.
 
-_BATCH_BYTES = 1 << 25  # of dense rows that a thread has at once
+_BATCH_BYTES = 1 << 25  # of dense rows at once
 
 
-def _dense_as_csr(part: Part, decoder: Decoder) -> CsrRows:
+def _dense_as_csr(part: Part) -> CsrRows:
     """Read dense rows, and return their non-zeros.
 
     Parameters
     ----------
     part
         Rows of an element of dense layout.
-    decoder
-        The decoder.
 
     Raises
     ------
     FormatError
         The storage is damaged.
     """
-    stored = part.stored
-    n_columns, dtype = stored.shape[1], stored.dtype
-    row_bytes = n_columns * dtype.itemsize
-    step = max(1, _BATCH_BYTES // max(1, row_bytes))
-    batches = [part.rows[k : k + step] for k in range(0, part.rows.size, step)]
-    chunks = part.chunked()
-
-    def planned(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], ChunkReads | None]:
-        if not isinstance(chunks, DenseChunks) or not can_cast(chunks.dtype, dtype):
-            return rows, None
-        return rows, chunks.reads(rows, np.arange(rows.size) * row_bytes, dtype)
-
-    def read(batch: tuple[NDArray[np.int64], ChunkReads | None]) -> tuple[NDArray[Any], ...]:
-        rows, reads = batch
-        if reads is None:
-            return _nonzero(replace(part, rows=rows).read_rows())
-        dense = np.empty((rows.size, n_columns), dtype)
-        reads.run(np.array([dense.ctypes.data], np.int64), decoder.alone())
-        return _nonzero(dense)
-
-    found = list[tuple[NDArray[Any], ...]]()
-    for first in range(0, len(batches), decoder.num_threads):
-        # A source reads in one thread at a time; the chunks it describes are decoded by many.
-        some = [planned(rows) for rows in batches[first : first + decoder.num_threads]]
-        in_threads = all(reads is not None for _, reads in some)
-        found += decoder.map(read, some) if in_threads else map(read, some)
+    n_columns = part.stored.shape[1]
+    step = max(1, _BATCH_BYTES // max(1, n_columns * part.stored.dtype.itemsize))
+    found = [
+        _nonzero(replace(part, rows=part.rows[first : first + step]).read_rows())
+        for first in range(0, part.rows.size, step)
+    ]
     lengths, columns, values = (np.concatenate(each) for each in zip(*found, strict=True))
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     return CsrRows(indptr, columns, values, n_columns)

@@ -1,4 +1,4 @@
-"""The layout of rows in memory: groups of rows, and the destination of each row.
+"""Sparse and ragged rows in memory, groups of rows, and the destination of each row.
 
 A group is the memory of rows that are delivered together, such as a minibatch. Destinations depend
 only on the lengths of rows and the order of delivery, so they are computed without allocating
@@ -11,16 +11,179 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._lazy import sp
+from cellfeed._runs import expand
 from cellfeed.bytes._buffers import Buffer, bind, destination
 from cellfeed.decode import kernels
 from cellfeed.decode._placing import RowGroup, place_elements
-from cellfeed.rows._arrays import CsrRows, Layout, RaggedRows, summable
+
+Layout = Literal["csr", "dense", "ragged"]
+
+# Sparse rows in memory.
+
+_WORDS = (1, 2, 4, 8)  # bytes of values that compiled code moves
+
+
+def summable(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of sparse values in SciPy, which does not support float16."""
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CsrRows:
+    """Sparse rows in CSR form, from which SciPy arrays or torch tensors are made.
+
+    Parameters
+    ----------
+    indptr, indices
+        Row pointers, shape (n_rows + 1,), and column indices, shape (n_elements,), ascending in
+        each row; int32 or int64.
+    data
+        Values, shape (n_elements,).
+    n_vars
+        Number of columns.
+    """
+
+    indptr: NDArray[Any]
+    indices: NDArray[Any]
+    data: NDArray[Any]
+    n_vars: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of rows and columns."""
+        return len(self.indptr) - 1, self.n_vars
+
+    def to_scipy(self) -> sp.csr_array:
+        """Return the rows as a SciPy array over the same memory; float16 becomes float32."""
+        data = self.data.astype(summable(self.data.dtype), copy=False)
+        return sp.csr_array((data, self.indices, self.indptr), shape=self.shape)
+
+    def located(self) -> RowGroup:
+        """Return the addresses of the rows in memory."""
+        return RowGroup(
+            n_rows=len(self.indptr) - 1,
+            values=self.data.ctypes.data,
+            pointers=self.indptr.ctypes.data,
+            pointer_itemsize=self.indptr.itemsize,
+        )
+
+    def with_columns(self, columns: NDArray[np.int32], n_vars: int) -> CsrRows:
+        """Return the rows with the columns of a collection.
+
+        Parameters
+        ----------
+        columns
+            What each column becomes; see `ColumnMap`.
+        n_vars
+            Number of columns of the collection.
+
+        Raises
+        ------
+        ValueError
+            An element is in a column that does not exist, or that must have none.
+        """
+        indices = self.indices
+        if indices.size and not 0 <= indices.min() <= indices.max() < columns.size:
+            raise ValueError(f"a column index is outside [0, {columns.size})")
+        found = columns[indices]
+        if found.min(initial=0) < -1:
+            raise ValueError("an element is in a column that must have none")
+        is_kept = found >= 0
+        ends = np.concatenate([[0], np.cumsum(is_kept)])
+        return CsrRows(ends[self.indptr], found[is_kept], self.data[is_kept], n_vars)
+
+    def densify_into(self, dense: NDArray[Any]) -> None:
+        """Fill ``dense``, of this shape and dtype."""
+        if self.data.itemsize not in _WORDS:  # longdouble
+            dense[:] = self.to_scipy().toarray()
+            return
+        bits = np.dtype(f"u{self.data.itemsize}")
+        kernels.densify(self.indptr, self.indices, self.data.view(bits), dense.view(bits))
+
+
+# Rows of different lengths in memory.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RaggedRows:
+    """Rows of different lengths: their concatenated values, and the offset of each row.
+
+    ``rows[indices]`` selects rows, in the given order, and ``rows.row(k)`` is a single row.
+
+    Parameters
+    ----------
+    offsets
+        Start of each row in ``values``, and the end of the last; ascending from 0, int64, shape
+        (n_rows + 1,).
+    values
+        Values of all rows, shape (n_values,); the dtype may be structured.
+
+    Examples
+    --------
+    >>> rows = RaggedRows(np.array([0, 2, 2, 5]), np.arange(5))
+    >>> rows.lengths
+    array([2, 0, 3])
+    >>> rows[np.array([2, 0])].row(0)
+    array([2, 3, 4])
+    >>> rows.padded(-1)
+    array([[ 0,  1, -1],
+           [-1, -1, -1],
+           [ 2,  3,  4]])
+    """
+
+    offsets: NDArray[np.int64]
+    values: NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, rows: NDArray[np.integer]) -> RaggedRows:
+        numbers = np.arange(len(self))[rows]
+        runs = np.stack([self.offsets[numbers], self.offsets[numbers + 1]], axis=1)
+        offsets = np.concatenate([[0], np.cumsum(runs[:, 1] - runs[:, 0])])
+        return RaggedRows(offsets, self.values[expand(runs)])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of rows."""
+        return (len(self),)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the values."""
+        return self.values.dtype
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Number of values of each row, int64, shape (n_rows,)."""
+        return np.diff(self.offsets)
+
+    def row(self, k: int) -> NDArray[Any]:
+        """Return the values of one row."""
+        return self.values[self.offsets[k] : self.offsets[k + 1]]
+
+    def padded(self, fill: Any = 0) -> NDArray[Any]:
+        """Return the rows as an array as wide as the longest, shape (n_rows, longest).
+
+        Parameters
+        ----------
+        fill
+            Value of the padding after the end of a row.
+        """
+        lengths = self.lengths
+        width = int(lengths.max(initial=0))
+        out = np.full((len(self), width), fill, self.dtype)
+        out[np.arange(width) < lengths[:, None]] = self.values
+        return out
+
+
+# Groups of rows, and destinations.
 
 _ALIGNMENT = 64
 

@@ -15,14 +15,8 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
 from cellfeed._torch import HAS_TORCH, require_torch, torch
-from cellfeed.rows._arrays import (
-    ByElement,
-    CsrRows,
-    RaggedRows,
-    refuse_element,
-    require_int64,
-    require_torch_dtype,
-)
+from cellfeed.rows._element import ByElement, refuse_element, require_int64, require_torch_dtype
+from cellfeed.rows._layout import CsrRows, RaggedRows
 
 _MANY_BYTES = 8 * 2**20  # of a tensor that several threads copy into pinned memory
 _COPYING_THREADS = 4

@@ -16,10 +16,10 @@ from cellfeed import FormatError, ParameterError
 from cellfeed.bytes._buffers import BufferPool, destination
 from cellfeed.decode import ChunkReads, Decoder, Pieces, can_cast
 from cellfeed.decode import _kernels as kernels
+from cellfeed.decode._array import plan_ranges, plan_rows
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels import cast_address
 from cellfeed.decode._kernels._codecs import STORED
-from cellfeed.decode._planning import plan_ranges, plan_rows
 from cellfeed.rows import lay_out
 from cellfeed.sources import ByteStore, ChunkedArray, ChunkTable, Location
 from cellfeed.testing import GuardedPool

@@ -29,7 +29,7 @@ from cellfeed.decode._kernels._native import (
     stack,
     store_word,
 )
-from cellfeed.decode._kernels._planning import extent
+from cellfeed.decode._kernels._placing import extent
 
 # Every codec's function takes the address of the chunk and its size; of the output, of the chunk's
 # size after decompression; the first byte that is wanted and the one after the last; and addresses
