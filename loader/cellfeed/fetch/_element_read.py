@@ -114,7 +114,7 @@ class PartRows:
         reads, _ = self.reads_and_placements(target, None)
         return reads if self.indices is None else [self.indices, reads[-1]]
 
-    def read(self) -> "PartRows":
+    def read(self, decoder: Decoder) -> "PartRows":
         """Return the same rows after reading them, since their lengths are unknown.
 
         Raises
@@ -131,7 +131,7 @@ class PartRows:
             with part.source.reading:
                 found = stored.find_rows(part.runs)
             return replace(self, lengths=found.lengths, in_memory=found)
-        rows = _dense_as_csr(part) if stored.layout == "dense" else part.read_rows()
+        rows = _dense_as_csr(part, decoder) if stored.layout == "dense" else part.read_rows()
         rows = part.with_columns(rows)
         return replace(self, lengths=np.diff(rows.indptr).astype(np.int64), in_memory=rows)
 
@@ -388,7 +388,7 @@ def _with_lengths(
     yield from _selected(batch, decoder, selection_cache)
     for each in rows:
         if each.lengths is None and each.indices is None:
-            yield each.read()
+            yield each.read(decoder)
 
 
 def _selected(
@@ -423,25 +423,33 @@ def _all_memory() -> int:
 _BATCH_BYTES = 1 << 25  # of dense rows at once
 
 
-def _dense_as_csr(part: Part) -> CsrRows:
+def _dense_as_csr(part: Part, decoder: Decoder) -> CsrRows:
     """Read dense rows, and return their non-zeros.
 
     Parameters
     ----------
     part
         Rows of an element of dense layout.
+    decoder
+        The decoder.
 
     Raises
     ------
     FormatError
         The storage is damaged.
     """
-    n_columns = part.stored.shape[1]
-    step = max(1, _BATCH_BYTES // max(1, n_columns * part.stored.dtype.itemsize))
-    found = [
-        _nonzero(replace(part, rows=part.rows[first : first + step]).read_rows())
-        for first in range(0, part.rows.size, step)
-    ]
+    n_columns, dtype = part.stored.shape[1], part.stored.dtype
+    row_bytes, chunks = n_columns * dtype.itemsize, part.chunked()
+    step, found = max(1, _BATCH_BYTES // max(1, row_bytes)), list[tuple[NDArray[Any], ...]]()
+    for first in range(0, part.rows.size, step):
+        rows = part.rows[first : first + step]
+        if isinstance(chunks, DenseChunks) and can_cast(chunks.dtype, dtype):
+            dense = np.empty((rows.size, n_columns), dtype)
+            reads = chunks.reads(rows, np.arange(rows.size) * row_bytes, dtype)
+            reads.run(np.array([dense.ctypes.data], np.int64), decoder)
+        else:
+            dense = replace(part, rows=rows).read_rows()
+        found.append(_nonzero(dense))
     lengths, columns, values = (np.concatenate(each) for each in zip(*found, strict=True))
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     return CsrRows(indptr, columns, values, n_columns)
