@@ -173,7 +173,8 @@ def hdf5_filter(number: int) -> Hdf5Filter | None:
 def can_cast(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     """Return whether compiled code can cast elements."""
     is_halved = source == np.float32 and target == np.float16 and source.isnative
-    return source == target or is_halved or (_is_plain(source) and _is_plain(target))
+    are_plain = _is_plain(source) and _is_plain(target) and target != np.bool_
+    return source == target or is_halved or are_plain
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:

@@ -35,18 +35,6 @@ _LARGEST_INT32 = np.iinfo(np.int32).max
 _INFINITY = 0x7F800000
 _TOO_LARGE, _LEAST_NORMAL, _TOO_SMALL = 0x47800000, 0x38800000, 0x33000000
 
-# Casts of floats out of range are undefined in C. NumPy casts via these, and then truncates bits.
-_WRAPPED = {
-    np.dtype(target): np.dtype(via)
-    for target, via in (
-        (np.int8, np.int32),
-        (np.uint8, np.int32),
-        (np.int16, np.int32),
-        (np.uint16, np.int32),
-        (np.uint32, np.int64),
-    )
-}
-
 
 @cache
 def cast_address(source: np.dtype[Any], target: np.dtype[Any], *, of_indices: bool = False) -> int:
@@ -65,13 +53,12 @@ def cast_address(source: np.dtype[Any], target: np.dtype[Any], *, of_indices: bo
         _REFERENCED.append(_to_half())
         return int(_REFERENCED[-1].address)
     ins, outs = (from_dtype(_as_number(dtype)) for dtype in (source, target))
-    if target == np.bool_:
-        function = _to_bool(ins)
-    elif of_indices and target == np.int32:
+    if of_indices and target == np.int32:
         function = _to_int32(ins)
     else:
-        is_wrapped = source.kind == "f" and target in _WRAPPED
-        function = _to_number(ins, from_dtype(_WRAPPED[target]) if is_wrapped else ins, outs)
+        # Casts of floats out of range are undefined in C; NumPy truncates the bits of integers.
+        is_wrapped = source.kind == "f" and target.kind in "iu" and target.itemsize < 8
+        function = _to_number(ins, types.int64 if is_wrapped else ins, outs)
     _REFERENCED.append(function)
     return int(function.address)
 
@@ -100,16 +87,6 @@ def _to_int32(ins: Any) -> Any:
         for i in range(n):
             fits = 0 <= values[i] <= _LARGEST_INT32
             result[i] = types.int32(values[i]) if fits else types.int32(-1)
-
-    return cast
-
-
-def _to_bool(ins: Any) -> Any:
-    @compiled_callback(_SIGNATURE, listed=False)
-    def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
-        values, result = elements(source, ins), elements(target, types.uint8)
-        for i in range(n):
-            result[i] = values[i] != 0
 
     return cast
 
