@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,16 +157,42 @@ class Minibatch(ByElement):
         return _mapped(self, _pinned)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By parts, since torch warns of sparse tensors that others than `csr_tensor` make.
-        parts = {name: (_parts(each), tuple(each.shape)) for name, each in self.items()}
+        # As bytes, since torch does not unpickle some unsigned dtypes, and warns of sparse tensors.
+        elements = {
+            name: ([_bytes_of(part) for part in _parts(each)], tuple(each.shape))
+            for name, each in self.items()
+        }
+        obs = {name: _bytes_of(each) for name, each in self.obs.items()}
         others = self.obs_names, self.controls, self.neighbors
-        return _from_parts, (parts, dict(self.obs), self.rows, *others)
+        return _from_bytes, (elements, obs, _bytes_of(self.rows), *others)
 
 
-def _from_parts(
-    parts: Mapping[str, tuple[Sequence[torch.Tensor], Sequence[int]]], *others: Any
+_Bytes: TypeAlias = "tuple[torch.Tensor, torch.dtype, torch.Size]"
+
+
+def _bytes_of(tensor: torch.Tensor) -> _Bytes:
+    flat = tensor.detach().reshape(-1)
+    if flat.stride() != (1,):  # also of one element, which torch calls contiguous
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8), tensor.dtype, tensor.shape
+
+
+def _tensor_of(content: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    return content.view(dtype).view(shape)
+
+
+def _from_bytes(
+    elements: Mapping[str, tuple[Sequence[_Bytes], Sequence[int]]],
+    obs: Mapping[str, _Bytes],
+    rows: _Bytes,
+    *others: Any,
 ) -> Minibatch:
-    return Minibatch({name: _joined(*each) for name, each in parts.items()}, *others)
+    joined = {
+        name: _joined([_tensor_of(*part) for part in parts], shape)
+        for name, (parts, shape) in elements.items()
+    }
+    values = {name: _tensor_of(*each) for name, each in obs.items()}
+    return Minibatch(joined, values, _tensor_of(*rows), *others)
 
 
 def _mapped(minibatch: Minibatch, function: Callable[[torch.Tensor], torch.Tensor]) -> Minibatch:
