@@ -23,8 +23,6 @@ from cellfeed.rows._element import (
     SparseChunks,
     column_maps,
     dtypes_of,
-    require_int64,
-    require_torch_dtype,
 )
 from cellfeed.rows._layout import (
     Copies,
@@ -35,6 +33,8 @@ from cellfeed.rows._layout import (
     RaggedRows,
     RowTarget,
     lay_out,
+    require_int64,
+    require_torch_dtype,
     summable,
 )
 

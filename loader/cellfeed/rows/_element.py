@@ -4,126 +4,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, ItemsView, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import ColumnError, ParameterError
+from cellfeed._errors import ParameterError
 from cellfeed.decode import ChunkedArray, ChunkReads, Extents, RowRanges, ValueSteps
-from cellfeed.rows._layout import CsrRows, Layout, RowTarget
+from cellfeed.rows._layout import ByElement, CsrRows, Layout, RowTarget, refuse_element
 
 if TYPE_CHECKING:
     from cellfeed.rows._minibatch import Minibatch
-
-# Access to elements by name, shared by cells and minibatches.
-
-
-class ObsValues(dict[str, Any]):
-    """Values of obs columns by name, which says how a column is opened."""
-
-    def __missing__(self, name: object) -> NoReturn:
-        msg = (
-            f"minibatches have no obs column {name!r}, only {list(self)}; open it with "
-            f"`open_collection(..., obs=[{name!r}])`"
-        )
-        raise ColumnError(msg)
-
-
-class _ElementError(ParameterError, KeyError):
-    """A mapping has no such element."""
-
-    __str__ = Exception.__str__  # that of `KeyError` puts quotation marks around a message
-
-
-def refuse_element(name: object, names: KeysView[str]) -> NoReturn:
-    """Raise an error for an element that is not there, or for a minibatch that is unpacked."""
-    if isinstance(name, str):
-        msg = (
-            f"minibatches have no element {name!r}, only {list(names)}; open it with "
-            f"`open_collection(..., elements=[..., {name!r}])`, or take `minibatch.obs[{name!r}]` "
-            "if it is an obs column"
-        )
-    else:
-        msg = (
-            f"a minibatch is no sequence, so it has no {name!r} and cannot be unpacked; take "
-            "`minibatch.X` and `minibatch.obs[...]`, or `minibatch.items()` for all elements"
-        )
-    raise _ElementError(msg)
-
-
-class ByElement:
-    """Elements by name, as in a mapping, except that ``len()`` is the number of cells.
-
-    This is not a `collections.abc.Mapping`, since torch's DataLoader pins and collates mappings
-    entry by entry, as dictionaries; nor is it iterable, since ``X, y = minibatch`` would take
-    names, and Lightning looks for the batch size in whatever is iterated over.
-    """
-
-    __slots__ = ()
-    elements: Mapping[str, Any]
-    obs: Mapping[str, Any]
-    rows: Any
-    controls: Any
-    neighbors: Any
-
-    def __post_init__(self) -> None:
-        """Let obs say which column is missing."""
-        object.__setattr__(self, "obs", ObsValues(self.obs))
-
-    @property
-    def X(self) -> Any:  # noqa: N802 - as AnnData has it
-        """The first element, shape (n_cells, n_columns)."""
-        return next(iter(self.elements.values()))
-
-    @property
-    def companions(self) -> Mapping[str, Any]:
-        """The cells that come with these, ``controls`` or ``neighbors``, by name, if any."""
-        both = {"controls": self.controls, "neighbors": self.neighbors}
-        return {name: each for name, each in both.items() if each is not None}
-
-    def __repr__(self) -> str:
-        parts = [
-            f"{len(self.rows):,} cells",
-            *(f"{name} ({_shown(each)})" for name, each in self.items()),
-        ]
-        parts += [
-            f"obs={list(self.obs)}",
-            *(f"{name}={each}" for name, each in self.companions.items()),
-        ]
-        return f"{type(self).__name__}({', '.join(parts)})"
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.elements
-
-    def keys(self) -> KeysView[str]:
-        """Return the names of the elements, in order."""
-        return self.elements.keys()
-
-    def values(self) -> ValuesView[Any]:
-        """Return the elements, in order."""
-        return self.elements.values()
-
-    def items(self) -> ItemsView[str, Any]:
-        """Return pairs of name and element, in order."""
-        return self.elements.items()
-
-
-def _shown(element: Any) -> str:
-    """Say what an array or tensor is: its layout, dtype and shape, and on which device."""
-    values, layout = element, "dense"
-    if hasattr(element, "offsets"):
-        values, layout = element.values, "ragged"
-    elif hasattr(element, "indptr"):
-        values, layout = element.data, "csr"
-    elif "csr" in str(getattr(element, "layout", "")):
-        layout = "csr"
-    dtype, device = str(values.dtype).removeprefix("torch."), str(getattr(values, "device", "cpu"))
-    shape = " x ".join(f"{n:,}" for n in element.shape)
-    return f"{layout} {dtype}, {shape}" + (f", {device}" if device != "cpu" else "")
-
 
 # obs columns of a whole collection: codes with one vocabulary, or numbers.
 
@@ -177,41 +70,6 @@ class NumericColumn:
 
 
 ObsColumn = CategoricalColumn | NumericColumn
-
-
-# Checks for values that tensors cannot hold.
-
-
-def require_torch_dtype(dtype: np.dtype[Any]) -> None:
-    """Check that torch has a numeric dtype; it has none above 64 bits.
-
-    Raises
-    ------
-    ParameterError
-        torch does not have it.
-    """
-    if dtype.itemsize > np.dtype(np.float64).itemsize and dtype.kind == "f":
-        msg = f"values are stored as {dtype}, which torch does not support; give `dtype='float64'`"
-        raise ParameterError(msg)
-
-
-def require_int64(what: str, values: NDArray[Any]) -> None:
-    """Check that integers of obs fit into int64, to which they are converted in torch.
-
-    Raises
-    ------
-    ColumnError
-        One of them is above the largest int64.
-    """
-    if values.dtype != np.uint64:
-        return
-    largest = np.iinfo(np.int64).max
-    if values.size and values.max() > largest:
-        msg = (
-            f"{what} has {values.max()}, above {largest}, the largest int64 that tensors can "
-            "hold; store it as text or as a category"
-        )
-        raise ColumnError(msg)
 
 
 # Columns of each source as columns of the collection: which become which, or are left out.

@@ -16,8 +16,14 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
 from cellfeed._torch import HAS_TORCH, require_torch, torch
-from cellfeed.rows._element import ByElement, refuse_element, require_int64, require_torch_dtype
-from cellfeed.rows._layout import CsrRows, RaggedRows
+from cellfeed.rows._layout import (
+    ByElement,
+    CsrRows,
+    RaggedRows,
+    refuse_element,
+    require_int64,
+    require_torch_dtype,
+)
 
 _MANY_BYTES = 8 * 2**20  # of a tensor that several threads copy into pinned memory
 _COPYING_THREADS = 4
