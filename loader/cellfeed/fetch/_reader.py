@@ -11,9 +11,9 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.bytes._buffers import Buffer, bind
+from cellfeed.bytes._buffers import Buffer, bind, groups_of
 from cellfeed.decode import ChunkReads, Counter, Counters, Decoder, ValueSteps, Verify, kernels
-from cellfeed.decode._reads import divide_reads
+from cellfeed.decode._kernels import _fields as fields
 from cellfeed.fetch._element_read import ElementRead, PartRows, RowLayout, Selections
 from cellfeed.fetch._parts import (
     Part,
@@ -579,6 +579,42 @@ def _are_local_chunks(layouts: Mapping[str, RowLayout], reads: ChunkReads) -> bo
     are_others = any(each.placed for each in layouts.values())
     are_copied = any(sizes.size for each in layouts.values() for *_, sizes in each.copies)
     return not (are_others or are_copied or reads.are_requested)
+
+
+# Dividing reads by destination, so that some groups can be used before the others.
+
+
+def divide_reads(reads: ChunkReads, is_first: NDArray[np.bool_]) -> tuple[ChunkReads, ChunkReads]:
+    """Divide reads into the chunks of some groups of rows, and the remaining chunks.
+
+    Running both parts, one after the other, is equivalent to the original reads. A chunk in the
+    first part is decoded there for other groups too.
+
+    Parameters
+    ----------
+    reads
+        Reads without `ValueSteps`.
+    is_first
+        Whether each group is complete after the first part, shape (n_groups,).
+    """
+    table, segments = reads.chunks, reads.segments
+    n_segments = table[:, fields.END_SEGMENT] - table[:, fields.FIRST_SEGMENT]
+    n_before = np.append(0, np.cumsum(is_first[groups_of(segments[:, fields.TO])]))
+    of_first = n_before[table[:, fields.END_SEGMENT]] > n_before[table[:, fields.FIRST_SEGMENT]]
+
+    def part(*, first: bool) -> ChunkReads:
+        are_in = of_first == first
+        chunks, ends = table[are_in], np.cumsum(n_segments[are_in])
+        chunks[:, fields.FIRST_SEGMENT] = ends - n_segments[are_in]
+        chunks[:, fields.END_SEGMENT] = ends
+        crossings = {
+            itemsize: addresses[is_first[groups_of(addresses)] == first]
+            for itemsize, addresses in reads.crossings.items()
+        }
+        own = segments[np.repeat(are_in, n_segments)]
+        return replace(reads, chunks=chunks, segments=own, crossings=crossings)
+
+    return part(first=True), part(first=False)
 
 
 # Reading the fetches of an epoch ahead of their delivery.

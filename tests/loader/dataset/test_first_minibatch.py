@@ -10,7 +10,7 @@ from tests.loader.matrices import dense, random_csr
 from tests.loader.read_options import parameters_of
 
 from cellfeed import BlockShuffling, CellDataset, FormatError, ReadOptions, open_collection
-from cellfeed.decode._reads import divide_reads
+from cellfeed.fetch._reader import divide_reads
 from cellfeed.transforms import Log1p, NormalizeTotal
 
 N_CELLS, BATCH, FACTOR = 400, 16, 10
