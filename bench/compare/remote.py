@@ -96,7 +96,7 @@ def cellfeed(seed, urls, options, block, prefetch=None):
 
     def requests():
         # There is no public way.
-        from cellfeed.bytes._remote._scheduler import scheduler_of
+        from cellfeed.bytes._remote._objects import scheduler_of
 
         return asdict(scheduler_of(collection.locations[0]).counters)
 

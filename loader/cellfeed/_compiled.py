@@ -17,16 +17,14 @@ import importlib.resources
 import math
 import os
 import pickle
-import stat
 import sys
-import tempfile
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 from numba.core import caching, types, typing
@@ -44,23 +42,6 @@ Function = Callable[..., Any]
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _NOTICEABLE_SECONDS, _SECONDS_BETWEEN_NOTICES = 1.0, 10.0
 
-
-class Purpose(NamedTuple):
-    """What a module of compiled functions is for, as its constant ``PURPOSE`` says.
-
-    Parameters
-    ----------
-    name
-        Completes "code for".
-    seconds
-        How long compiling what a common epoch uses of it takes, on a free core.
-    """
-
-    name: str
-    seconds: float
-
-
-_READING = Purpose("reading cells", 5)  # of modules without this constant
 
 _everything: list["_Function | _Callback"] = []
 
@@ -168,7 +149,7 @@ class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
             args, _ = normalize_signature(_parsed(signature))
             if args not in self.overloads:
                 _keep_on_disk(self, self.py_func)
-                with _compiling(self._cache, self.py_func):
+                with _compiling(self._cache):
                     self.compile(_parsed(signature))
                 if len(self.overloads) == len(self.signatures_declared):
                     self.disable_compile()  # other arguments are converted, or refused
@@ -230,12 +211,12 @@ class _Callback(CFunc):
             if self._wrapper_address is None:
                 if self.is_cached:
                     _keep_on_disk(self, self._pyfunc)
-                with _compiling(self._cache, self._pyfunc):
+                with _compiling(self._cache):
                     self.compile()
 
 
 class CompilingNotice:
-    """Says what is compiled if that takes noticeable time: once for each purpose.
+    """Says that functions are compiled if that takes noticeable time, and again while it goes on.
 
     Parameters
     ----------
@@ -243,36 +224,34 @@ class CompilingNotice:
         Function that prints a line.
     clock
         A clock, in seconds.
+
+    Attributes
+    ----------
+    seconds
+        Seconds that were spent so far.
     """
 
     def __init__(
         self, say: Callable[[str], object], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.seconds = 0.0
         self._say = say
         self._clock = clock
-        self._is_silent = False
         self._depth = self._n_compiled = 0
-        self._began, self._purpose = 0.0, _READING  # of the outermost function
-        self._spent: dict[Purpose, float] = {}
-        self._said = set[Purpose]()
-        self._next = math.inf
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that were spent so far."""
-        return sum(self._spent.values())
+        self._began = 0.0  # of the outermost function
+        self._next = _NOTICEABLE_SECONDS
 
     def silence(self) -> None:
         """Report nothing from now on."""
-        self._is_silent = True
+        self._next = math.inf
 
     @contextlib.contextmanager
-    def of(self, kept: Any, purpose: Purpose = _READING) -> Iterator[None]:
+    def of(self, kept: Any) -> Iterator[None]:
         """Count what a block compiles, unless it loads it from the cache ``kept``."""
         now = self._clock()
         if not self._depth:
-            self._began, self._purpose = now, purpose
-        self._report(now - self._began)
+            self._began = now
+        self._report(self.seconds + now - self._began)
         self._depth += 1
         try:
             yield
@@ -281,35 +260,22 @@ class CompilingNotice:
             if not getattr(kept, "was_loaded", False):
                 self._n_compiled += 1
                 if not self._depth:
-                    spent = self._spent.get(self._purpose, 0.0)
-                    self._spent[self._purpose] = spent + self._clock() - self._began
+                    self.seconds += self._clock() - self._began
 
     def _report(self, seconds: float) -> None:
-        """Say what the outermost function is for, if it takes long; or that it still compiles."""
-        total, purpose = self.seconds + seconds, self._purpose
-        if self._is_silent or not _may_speak():
+        if seconds < self._next or not _may_speak():
             return
-        if purpose not in self._said:
-            if self._spent.get(purpose, 0.0) + seconds >= _NOTICEABLE_SECONDS:
-                self._say(_notice(purpose, is_first=not self._said))
-                self._said.add(purpose)
-                self._next = total + _SECONDS_BETWEEN_NOTICES
-        elif total >= self._next:
+        if self._next == _NOTICEABLE_SECONDS:
             self._say(
-                f"cellfeed: still compiling; {self._n_compiled} functions so far, in {total:.0f} s"
+                "cellfeed: compiling code, once for this installation and processor (5 to 20 s on "
+                "a free core; `cellfeed warm-up` compiles everything at once)"
             )
-            self._next = total + _SECONDS_BETWEEN_NOTICES
-
-
-def _notice(purpose: Purpose, *, is_first: bool) -> str:
-    """Return the line that says what is compiled, how long that takes, and how often."""
-    takes = f"about {purpose.seconds:g} s on a free core"
-    if not is_first:
-        return f"cellfeed: compiling code for {purpose.name}, too ({takes})"
-    return (
-        f"cellfeed: compiling code for {purpose.name}, once for this installation and processor "
-        f"({takes}; `cellfeed warm-up` compiles everything at once)"
-    )
+        else:
+            self._say(
+                f"cellfeed: still compiling; {self._n_compiled} functions so far, in "
+                f"{seconds:.0f} s"
+            )
+        self._next = seconds + _SECONDS_BETWEEN_NOTICES
 
 
 def _may_speak() -> bool:
@@ -337,10 +303,9 @@ def compiling_seconds() -> float:
 
 
 @contextlib.contextmanager
-def _compiling(kept: Any, function: Function) -> Iterator[None]:
+def _compiling(kept: Any) -> Iterator[None]:
     """Compile in a block; Ctrl-C waits, since what LLVM calls would print and ignore it."""
-    purpose = getattr(sys.modules.get(function.__module__), "PURPOSE", _READING)
-    with interrupts_held(), _NOTICE_ON_STDERR.of(kept, purpose):
+    with interrupts_held(), _NOTICE_ON_STDERR.of(kept):
         yield
 
 
@@ -364,60 +329,15 @@ def _keep_on_disk(compiled: Any, function: Function) -> None:
 @cache
 def _warn_of_no_cache() -> None:
     msg = (
-        "compiled code cannot be cached, so each process compiles it again: neither the package, "
-        "the cache folder nor the temporary one is writable by this user alone; set "
-        "NUMBA_CACHE_DIR to a writable folder"
+        "compiled code cannot be cached, so each process compiles it again: neither the package "
+        "nor the cache folder is writable; set NUMBA_CACHE_DIR to a writable folder"
     )
     warnings.warn(msg, RuntimeWarning, stacklevel=2)
-
-
-class _PrivateFolder(caching._SourceFileBackedLocatorMixin, caching._CacheLocator):  # type: ignore[misc]  # noqa: SLF001
-    """A folder of this user's own below the temporary directory, if no other is writable."""
-
-    def __init__(self, function: Function, file: str) -> None:
-        self._py_file = file
-        self._lineno = function.__code__.co_firstlineno
-        self._folder = Path(tempfile.gettempdir()) / f"cellfeed-{os.geteuid()}"
-
-    def get_cache_path(self) -> str:
-        """Return the folder for the code of one folder of sources."""
-        return str(self._folder / self.get_suitable_cache_subpath(self._py_file))
-
-    def ensure_cache_path(self) -> None:
-        """Make the folder; refuse one that others made, or could write to: code is loaded from it.
-
-        Raises
-        ------
-        OSError
-            It cannot be used.
-        """
-        try:
-            self._folder.mkdir(mode=0o700)
-        except FileExistsError:
-            found = self._folder.lstat()
-            is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
-            if not is_private or found.st_uid != os.geteuid():
-                msg = f"{self._folder} is not a folder of this user alone"
-                raise OSError(msg) from None
-        else:
-            msg = (
-                f"compiled code is cached in {self._folder}, since neither the package nor the "
-                "home folder is writable; set NUMBA_CACHE_DIR to a folder that lasts"
-            )
-            warnings.warn(msg, RuntimeWarning, stacklevel=2)
-        super().ensure_cache_path()
-
-
-class _Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc]
-    """Chooses a folder as numba does, and at last a private one."""
-
-    _locator_classes = (*caching.CacheImpl._locator_classes, _PrivateFolder)  # noqa: SLF001
 
 
 class _Cache(caching.FunctionCache):  # type: ignore[misc]
     """The cache of one function, in a folder that numba chooses, but with `_Files`."""
 
-    _impl_class = _Implementation
     was_loaded = False
 
     def __init__(self, function: Function) -> None:

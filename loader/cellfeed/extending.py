@@ -31,12 +31,11 @@ from cellfeed._progress import ProgressLine
 from cellfeed.machine import usable_cpu_count
 
 if typing.TYPE_CHECKING:
-    from cellfeed._compiled import Purpose, compiled, compiled_callback
+    from cellfeed._compiled import compiled, compiled_callback
     from cellfeed._torch import HAS_TORCH, require_torch, torch
     from cellfeed.rows._minibatch import csr_tensor
 else:
     _MODULE_OF = {  # which import numba or PyTorch
-        "Purpose": "cellfeed._compiled",
         "compiled": "cellfeed._compiled",
         "compiled_callback": "cellfeed._compiled",
         "HAS_TORCH": "cellfeed._torch",
@@ -62,7 +61,6 @@ __all__ = [
     "ParameterError",
     "PathError",
     "ProgressLine",
-    "Purpose",
     "RemoteError",
     "StateError",
     "ad",

@@ -139,7 +139,6 @@ SMALL = {
     "tokenizers": [ONCE, "--seconds=0.1"],
     "tokens": ["--tokens=2000000", "--windows=64", ONCE, "--cache=cold"],
     "tunables": [],  # test_compare_tunables.py
-    "uncached": [ONCE, "--blocks=16"],
 }  # fmt: skip
 NEEDS = {"cellstream": "cellstream", "memory_maps": "bionemo",
          "parquet": "datasets", "remote": "obstore"}  # fmt: skip

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 from tests import commands
 from tests.warm import python as warm
 
-from cellfeed._compiled import CompilingNotice, Purpose
+from cellfeed._compiled import CompilingNotice
 
 
 class Kept:
@@ -20,9 +20,6 @@ class Kept:
         self.was_loaded = was_loaded
 
 
-READING, TRANSFORMS = Purpose("reading", 5), Purpose("transforms", 2)
-
-
 @pytest.fixture
 def said():
     """What is said of functions that take 0.7 s each to compile, and how to compile or load one."""
@@ -30,10 +27,10 @@ def said():
     ticks = itertools.count()
     notice = CompilingNotice(said.append, clock=lambda: 0.35 * next(ticks))
 
-    def use(purpose: Purpose = READING, *, was_loaded: bool = False, calls: int = 0) -> int:
-        with notice.of(Kept(was_loaded=was_loaded), purpose):
+    def use(*, was_loaded: bool = False, calls: int = 0) -> int:
+        with notice.of(Kept(was_loaded=was_loaded)):
             for _ in range(calls):
-                use(purpose, was_loaded=was_loaded)
+                use(was_loaded=was_loaded)
         return len(said)
 
     return said, use
@@ -46,21 +43,10 @@ def test_it_is_said_only_if_it_takes_long_and_again_while_it_goes_on(said):
     assert told == sorted(told)
     assert 2 <= told[-1] <= 4
     assert lines[0] == (
-        "cellfeed: compiling code for reading, once for this installation and processor "
-        "(about 5 s on a free core; `cellfeed warm-up` compiles everything at once)"
+        "cellfeed: compiling code, once for this installation and processor (5 to 20 s on a free "
+        "core; `cellfeed warm-up` compiles everything at once)"
     )
     assert all(line.startswith("cellfeed: still compiling; ") for line in lines[1:])
-
-
-def test_another_purpose_is_said_once_and_how_often_is_not_repeated(said):
-    lines, use = said
-    for purpose in (READING, TRANSFORMS, READING, TRANSFORMS):
-        for _ in range(4):
-            use(purpose)
-    assert lines[1:] == [
-        "cellfeed: compiling code for transforms, too (about 2 s on a free core)",
-        *(line for line in lines[2:] if line.startswith("cellfeed: still compiling; ")),
-    ]
 
 
 @pytest.mark.parametrize(("number", "speaks"), [(0, True), (1, False)])
@@ -89,14 +75,14 @@ def test_what_is_on_disk_is_not_compiled(said):
 def test_time_is_counted_once_and_of_what_is_compiled_alone():
     now = 0.0
     notice = CompilingNotice(list[str]().append, clock=lambda: now)
-    with notice.of(Kept(was_loaded=False), READING):
+    with notice.of(Kept(was_loaded=False)):
         now += 2
-        with notice.of(Kept(was_loaded=False), TRANSFORMS):
+        with notice.of(Kept(was_loaded=False)):
             now += 3
-    with notice.of(Kept(was_loaded=True), READING):
+    with notice.of(Kept(was_loaded=True)):
         now += 7
     now += 11
-    with notice.of(Kept(was_loaded=False), TRANSFORMS):
+    with notice.of(Kept(was_loaded=False)):
         now += 13
     assert notice.seconds == 2 + 3 + 13
 

@@ -343,7 +343,6 @@ FROM_A_SERVER = changed(
         "machine.storage": (),
         "dataset.paths": ("s3://cells/plate01.h5ad", "s3://cells/plate02.h5ad"),
         "dataset.has_storage_options": True,
-        "dataset.cache_bytes": 20 * 10**9,
         "recommended.prefetch": 4,
         "prefetch_results": tuple(
             PrefetchResult(
@@ -453,10 +452,7 @@ RESULTS = {
     "warm": replace(RECOMMENDED, cache="warm"),
     "unknown cache": replace(RECOMMENDED, cache="unknown"),
     "remote": FROM_A_SERVER,
-    "link": changed(
-        FROM_A_SERVER,
-        {"dataset.cache_bytes": 0, "bottleneck": replace(BOTTLENECK, kind="reading")},
-    ),
+    "link": changed(FROM_A_SERVER, {"bottleneck": replace(BOTTLENECK, kind="reading")}),
     "remote, undecided": replace(
         FROM_A_SERVER, recommended=CHOICE, prefetch_results=FROM_A_SERVER.prefetch_results[:1]
     ),
@@ -484,7 +480,6 @@ RESULTS = {
         dataset=replace(
             DATASET,
             slow_reading="p3.h5ad: `X` is read slowly: filter <b> is not supported",
-            uncached=True,
             elements=("layers/counts",),
         ),
     ),

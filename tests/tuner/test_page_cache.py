@@ -6,14 +6,11 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
 from cellfeed import ParameterError, open_collection
-from cellfeed.synthetic import write_tahoe_like
 from cellfeed_tuner import Configuration, autotune, measure
-from cellfeed_tuner._fingerprints import data_fingerprint
 from cellfeed_tuner._measuring import _page_cache
 from cellfeed_tuner._measuring._page_cache import (
     drop_clean_pages,
@@ -141,32 +138,6 @@ def test_the_kernel_does_not_tell_about_files_of_others():
 def test_a_missing_file_is_an_error(function, tmp_path):
     with pytest.raises(FileNotFoundError, match="absent"):
         function([tmp_path / "absent"])
-
-
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory):
-    """Opens plates, uncached or not."""
-    folder = tmp_path_factory.mktemp("plates")
-    write_tahoe_like(folder, n_cells=2000, n_genes=500, n_plates=2, n_drugs=4)
-    return lambda uncached: open_collection(folder, obs=["plate"], uncached=uncached)
-
-
-@pytest.mark.process
-def test_uncached_files_are_measured_cold(opened):
-    configuration = Configuration(block_size=4, fetch_factor=2)
-    measured = measure(opened(True), configuration, batch_size=16, label="plate", seconds=0.1)
-    assert measured.cache in ("cold", "unknown")
-    assert measured.cells_per_second is not None
-    assert not measured.delivery_fault
-
-
-def test_uncached_files_are_not_measured_warm_or_taken_for_others(opened):
-    with pytest.raises(ParameterError, match=r"cache='warm', but .* is opened `uncached`;"):
-        measure(opened(True), Configuration(), batch_size=16, cache="warm", seconds=0.1)
-    codes = np.zeros(2000, np.int64)
-    uncached, buffered = (data_fingerprint(opened(each), codes) for each in (True, False))
-    assert uncached != buffered
-    assert data_fingerprint(opened(True), codes) == uncached
 
 
 def test_files_that_do_not_fit_in_memory_are_not_measured_warm(small_collection, monkeypatch):

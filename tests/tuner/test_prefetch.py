@@ -16,7 +16,7 @@ from tests.tuner.simulated import (
     timed,
 )
 
-from cellfeed.bytes._remote._scheduler import Window
+from cellfeed.bytes._remote._objects import Window
 from cellfeed.dataset import _cell_dataset
 from cellfeed.stages import begin_with_requests
 from cellfeed_tuner import Configuration

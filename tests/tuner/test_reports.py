@@ -254,8 +254,7 @@ FACTS = [
     ("warnings", "conditions", "1.4 cores busy"),
     ("warnings", "recommendation", "outside the paper's bounds"),
     ("warnings", "terminal notebook recommendation conditions", "filter <b> is not supported"),
-    ("warnings", "conditions", "uncached: pages are dropped as they are read"),
-    ("warnings", "to paste", ", elements=['layers/counts'], uncached=True)"),
+    ("warnings", "to paste", ", elements=['layers/counts'])"),
     ("remote", "to paste", ", storage_options=...)"),
     ("waiting", "terminal recommendation", "waits for data 12.5% [10.0%, 15.0%] of the time"),
 ]  # fmt: skip
@@ -305,7 +304,6 @@ def test_only_what_failed_is_listed_in_a_terminal():
         ("link", {"recommended.prefetch": None}, "of stored chunks are read."),
         ("link", {"cache": "cold"}, None),
         ("link", {"bottleneck": None}, None),
-        ("link", {"dataset.cache_bytes": 10**9}, None),
     ],
 )
 def test_waiting_and_the_link_in_words(kind, changes, said):

@@ -75,8 +75,6 @@ def data_fingerprint(
             values = np.asarray(getattr(strategy, name))
             content = np.ascontiguousarray(values.astype(str) if values.dtype == object else values)
             selected["strategy"][name] = digest(content.tobytes() + str(values.dtype).encode())
-    if collection.uncached:
-        selected["uncached"] = True
     if collection.is_remote:
         found = [f"{each.location} {each.version()}" for each in collection.sources]
         selected["files"] = digest("\n".join(found).encode())

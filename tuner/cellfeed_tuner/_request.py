@@ -323,8 +323,6 @@ def describe_dataset(
         rows_per_chunk=collection.rows_per_chunk,
         batch_size=batch_size,
         has_storage_options=any(each.options.values for each in remote),
-        cache_bytes=max((each.options.cache_bytes for each in remote), default=0),
-        uncached=collection.uncached,
         slow_reading=collection.slow_reading() or "",
         selection=selection,
         elements=tuple(collection.elements),

@@ -259,13 +259,9 @@ class Dataset:
         The cells that were visited, which the labels refer to; None if all were.
     has_storage_options
         Whether servers were reached with ``storage_options``, which are not saved.
-    cache_bytes
-        Size limit of the cache of remote data on this machine's disk; 0 without one.
     loader
         The loader that read it, if not cellfeed; its number of genes and storage are unknown, and
         given as 0 or empty.
-    uncached
-        Whether pages of files were dropped from the page cache after each fetch.
     elements
         What was read, such as "X" or "layers/counts"; empty if unknown.
     dense
@@ -288,9 +284,7 @@ class Dataset:
     slow_reading: str = ""
     selection: Selection | None = None
     has_storage_options: bool = False
-    cache_bytes: int = 0
     loader: str = ""
-    uncached: bool = False
     elements: tuple[str, ...] = ()
     dense: bool = False
     unit: str = "cells"

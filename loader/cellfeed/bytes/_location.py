@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from cellfeed._errors import FormatError, PathError
 
@@ -21,27 +20,23 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 SCHEMES = ("http", "https", "s3", "gs", "az", "abfs", "abfss")  # of web servers, object stores
 _DATABASES = ("postgresql", "postgres")
 _HUB = "hf"  # of HuggingFace
-_WITHOUT_SLASHES = re.compile(r"postgres(ql)?:(?!//).*@", re.IGNORECASE)
-_SECRETS = ("password", "sslpassword")  # in the query of a database's URL
+# A colon before the @ that ends user and password, or a password in the query.
+_WITH_PASSWORD = re.compile(
+    r"postgres(ql)?:(//)?([^@]*:.*@|.*password=)", re.IGNORECASE | re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StorageOptions:
-    """Options for reaching and reading a location; never shown, since they include credentials.
+    """Options for reaching a location; never shown, since they include credentials.
 
     Parameters
     ----------
     values
         Options of obstore for a server, such as ``access_key_id`` or ``client_options``.
-    cache_bytes
-        Maximum size of the disk cache for data from servers, in bytes; 0 for no cache.
-    uncached
-        Whether pages of local files leave the page cache once a fetch has been read from them.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    cache_bytes: int = 0
-    uncached: bool = False
 
 
 NO_OPTIONS = StorageOptions()
@@ -75,7 +70,7 @@ class Location:
     def of(
         cls, where: "str | os.PathLike[str]", values: Mapping[str, Any] | None = None
     ) -> "Location":
-        """Return the location of a path or URL; the password of a database moves to the options.
+        """Return the location of a path or URL.
 
         Parameters
         ----------
@@ -83,23 +78,25 @@ class Location:
             The path or URL.
         values
             Values of its options, see `StorageOptions`; None for those that it has.
+
+        Raises
+        ------
+        PathError
+            The URL of a database contains a password, which messages would show.
         """
         if values is not None:
             return cls.of(where).with_options(StorageOptions(dict(values)))
         if isinstance(where, Location):
             return where
         location = cls(os.fspath(where))
-        if _WITHOUT_SLASHES.match(location.text):
-            msg = "the URL of a database must begin with postgresql://, but has no slashes"
-            raise PathError(f"{msg}; add them")
-        return _without_password(location) if location.scheme in _DATABASES else location
+        if _WITH_PASSWORD.match(location.text):
+            msg = "the URL of a database must not contain a password; give it in `storage_options`"
+            raise PathError(f"{msg}, PGPASSWORD or ~/.pgpass")
+        return location
 
     def with_options(self, options: StorageOptions) -> "Location":
-        """Return the same location with other options, but keep a password from its URL."""
-        if not self.options.values:
-            return replace(self, options=options)  # by which those of one server share a store
-        values = {**self.options.values, **options.values}
-        return replace(self, options=replace(options, values=values))
+        """Return the same location with other options, unless it has options of its own."""
+        return self if self.options.values else replace(self, options=options)
 
     def __str__(self) -> str:
         return self.text
@@ -145,31 +142,6 @@ class Location:
 def has_suffix(name: str, *suffixes: str) -> bool:
     """Return whether a name ends with one of some suffixes, in any case: ``.H5AD`` is ``.h5ad``."""
     return name.lower().endswith(tuple(each.lower() for each in suffixes))
-
-
-def _without_password(location: Location) -> Location:
-    """Return the URL of a database without its password, parsed as by libpq."""
-    scheme, _, text = location.text.partition("://")
-    authority = re.split(r"[/?#]", text, maxsplit=1)[0]
-    behind = text[len(authority) :]
-    if "@" in behind:
-        msg = "the URL of a database has an @ after a /, ? or #, perhaps in its user or password"
-        raise PathError(f"{msg}; quote these with urllib.parse.quote(password, safe='')")
-    user, _, host = authority.rpartition("@")
-    name, _, password = user.partition(":")
-    secrets = {"password": unquote(password)} if password else {}
-    path, _, query = behind.partition("?")
-    others = list[tuple[str, str]]()
-    for key, value in parse_qsl(query.replace("+", "%2B"), keep_blank_values=True):
-        if key in _SECRETS:
-            secrets[key] = value
-        else:
-            others.append((key, value))
-    if not secrets:
-        return location
-    shown = f"{scheme}://{name}@{host}{path}" if name else f"{scheme}://{host}{path}"
-    query = urlencode(others, quote_via=quote, safe="/")
-    return Location(f"{shown}?{query}" if query else shown, StorageOptions(secrets))
 
 
 # Identities of files, to notice changes after they were opened, and the error messages.

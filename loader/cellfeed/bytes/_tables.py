@@ -4,7 +4,6 @@ import json
 import logging
 import mmap
 import os
-import struct
 import sys
 import tempfile
 import time
@@ -14,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -26,41 +25,32 @@ from cellfeed.machine import cache_folder, share_of_descriptors
 
 # One file of tables, in which any change is detected.
 #
-# It begins with a mark, the CRC-32 of all that follows, and the number of bytes of a description
-# in JSON. The description contains the key, and the name, dtype and length of each table. They
-# follow, each at a multiple of 64 bytes. The checksum detects every change of up to four adjacent
-# bytes, and all but one in four billion of the others.
+# It begins with the number of bytes of a description in JSON, and the description: the key, and the
+# name, dtype and length of each table. They follow, each at a multiple of 64 bytes. It ends with
+# the CRC-32 of all before it, which detects every change of up to four adjacent bytes, and all but
+# one in four billion of the others.
 
 Tables = Mapping[str, NDArray[Any]]
 
-_MARK = b"cellfeed"
-_HEAD = struct.Struct("<8sII")  # mark, checksum, size of the description in bytes
-_CHECKED_FROM = 12
 _ALIGNMENT = 64
+_COUNT_BYTES = 4  # of the number of bytes, and of the checksum
 
 
 def _encoded(key: bytes, tables: Tables) -> list[Any]:
-    """Return a file of tables in parts, without its checksum in the first; shapes are lost."""
+    """Return a file of tables in parts; shapes are lost."""
     described = json.dumps(
         {
             "key": key.decode(),
             "tables": [[name, table.dtype.str, table.size] for name, table in tables.items()],
         }
     ).encode()
+    parts, checksum = list[Any](), 0
     contents = (np.ravel(table).view(np.uint8) for table in tables.values())
-    parts = list[Any]()
-    for part in (_HEAD.pack(_MARK, 0, len(described)) + described, *contents):
-        parts += [part, bytes(_padded(len(part)) - len(part))]
-    return parts
-
-
-def write(file: BinaryIO, parts: list[Any]) -> None:
-    """Write the parts of a file, with its checksum."""
-    first, *others = parts
-    checksum = zlib.crc32(first[_CHECKED_FROM:])
-    for part in others:
+    for part in (len(described).to_bytes(_COUNT_BYTES, "little") + described, *contents):
+        parts += [part, bytes(-len(part) % _ALIGNMENT)]
+    for part in parts:
         checksum = zlib.crc32(part, checksum)
-    file.writelines([_MARK, struct.pack("<I", checksum), first[_CHECKED_FROM:], *others])
+    return [*parts, checksum.to_bytes(_COUNT_BYTES, "little")]
 
 
 def _parsed(content: NDArray[np.uint8], key: bytes) -> Tables:
@@ -71,26 +61,19 @@ def _parsed(content: NDArray[np.uint8], key: bytes) -> Tables:
     ValueError
         The content was not written for this key, or is damaged.
     """
-    if content.size < _HEAD.size:
-        raise ValueError("a file of tables is too short")
-    mark, checksum, n_described = _HEAD.unpack(content[: _HEAD.size].tobytes())
-    if mark != _MARK or zlib.crc32(content[_CHECKED_FROM:].data) != checksum:
+    content, checksum = content[:-_COUNT_BYTES], content[-_COUNT_BYTES:].tobytes()
+    if zlib.crc32(content.data).to_bytes(_COUNT_BYTES, "little") != checksum:
         raise ValueError("the checksum of a file of tables does not match")
-    described = json.loads(content[_HEAD.size : _HEAD.size + n_described].tobytes())
+    first = _COUNT_BYTES + int.from_bytes(content[:_COUNT_BYTES].tobytes(), "little")
+    described = json.loads(content[_COUNT_BYTES:first].tobytes())
     if described["key"] != key.decode():
         raise ValueError("a file of tables belongs to other data")
-    tables, first = dict[str, NDArray[Any]](), _padded(_HEAD.size + n_described)
+    tables = dict[str, NDArray[Any]]()
     for name, dtype, size in described["tables"]:
-        n_bytes = size * np.dtype(dtype).itemsize
-        tables[name] = content[first : first + n_bytes].view(dtype)
-        first += _padded(n_bytes)
-    if first != content.size:
-        raise ValueError("the size of a file of tables does not match its tables")
+        first += -first % _ALIGNMENT
+        stop = first + size * np.dtype(dtype).itemsize
+        tables[name], first = content[first:stop].view(dtype), stop
     return tables
-
-
-def _padded(n_bytes: int) -> int:
-    return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 # Tables of an array, computed once and found again by later openings of the same file.
@@ -331,7 +314,7 @@ def _write_file(path: Path, key: bytes, tables: Tables) -> None:
     descriptor, unfinished = tempfile.mkstemp(suffix=_UNFINISHED, dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            write(file, parts)
+            file.writelines(parts)
         Path(unfinished).replace(path)
     except BaseException:
         Path(unfinished).unlink(missing_ok=True)

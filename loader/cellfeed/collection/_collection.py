@@ -531,11 +531,6 @@ class Collection:
         return not self._is_loaded and any(each.is_remote for each in self.locations)
 
     @property
-    def uncached(self) -> bool:
-        """Whether pages of files are dropped from the page cache after each fetch."""
-        return not self._is_loaded and any(each.options.uncached for each in self.locations)
-
-    @property
     def can_be_forked(self) -> bool:
         """Whether a process that has read from the collection may fork worker processes."""
         return all(each.can_be_forked and not each.location.is_remote for each in self._sources)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from cellfeed._errors import ParameterError, one_line
 from cellfeed._torch import require_torch, torch
 from cellfeed.collection._loaded import Loaded
-from cellfeed.fetch import as_stored
 from cellfeed.machine import usable_memory_bytes
 from cellfeed.rows import Layout, ObsColumn, require_int64, require_torch_dtype
 from cellfeed.rows._minibatch import Minibatch, RaggedTensor, csr_tensor, same_bits
-from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
+from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Transform
 
 _BLOCK = 1 << 24  # elements that are copied or compared at a time
 _MOST_INT32 = 2**31 - 1
@@ -72,7 +71,7 @@ def require_device_memory(n_bytes: float, device: torch.device) -> None:
 # How minibatches are delivered.
 
 
-class Delivery:
+class Delivery(NamedTuple):
     """How minibatches are delivered.
 
     Parameters
@@ -83,75 +82,50 @@ class Delivery:
         Transforms of values, by element.
     dense
         Whether sparse rows are made dense.
-    device
-        Where they are delivered.
     """
 
-    def __init__(
-        self,
-        dtypes: Mapping[str, np.dtype[Any]],
-        transforms: Mapping[str, Sequence[Any]],
-        *,
-        dense: bool,
-        device: torch.device,
-    ) -> None:
-        self.dtypes, self.transforms, self.dense = dtypes, transforms, dense
-        self._moments = dict[Transform, tuple[torch.Tensor, torch.Tensor]]()
-        for each in (each for steps in transforms.values() for each in steps):
-            if isinstance(each, Scale):
-                std = np.where(np.asarray(each.std) == 0, 1.0, each.std)
-                mean = each.mean if each.zero_center else np.zeros_like(std)
-                self._moments[each] = (
-                    torch.tensor(mean, device=device),
-                    torch.tensor(std, device=device),
-                )
+    dtypes: Mapping[str, np.dtype[Any]]
+    transforms: Mapping[str, Sequence[Any]]
+    dense: bool
 
-    def transformed(
-        self,
-        values: torch.Tensor,
-        steps: Sequence[Transform],
-        row_of: torch.Tensor | None = None,
-        lengths: torch.Tensor | None = None,
-        columns: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return values of rows after some steps, each computed in float64 as the compiled ones.
 
-        Parameters
-        ----------
-        values
-            Dense rows, shape (n_rows, n_columns), or values of sparse ones, shape (n_values,).
-        steps
-            The transforms.
-        row_of, lengths, columns
-            Of sparse rows: the row of each value, the number of values of each row, and the column
-            of each value.
-        """
-        dtype = values.dtype
-        for each, following in pairwise([*steps, None]):
-            wide = values.double()
-            match each:
-                case NormalizeTotal():
-                    if row_of is None:
-                        totals = wide.sum(1, keepdim=True)
-                    else:  # in the same order each time, as atomic additions are not
-                        sums = torch.segment_reduce(wide, "sum", lengths=lengths, unsafe=True)
-                        totals = sums[row_of]
-                    divisor = torch.where(totals == 0, 1.0, totals / each.target_sum)
-                    wide = wide * (1 / divisor) if dtype == torch.float32 else wide / divisor
-                case Log1p():
-                    wide = wide.log1p()
-                case Binarize():
-                    wide = values > torch.tensor(each.threshold, dtype=dtype)
-                case Scale():
-                    mean, std = self._moments[each]
-                    wide = (wide - mean) / std if columns is None else wide / std[columns]
-                    if each.max_value is not None:
-                        least = -each.max_value if each.zero_center else None
-                        wide = wide.clamp(least, each.max_value)
-            # These two are one step, which does not round in between.
-            is_one = isinstance(each, NormalizeTotal) and isinstance(following, Log1p)
-            values = wide if is_one else wide.to(dtype)
-        return values
+def _transformed(
+    values: torch.Tensor,
+    steps: Sequence[Transform],
+    row_of: torch.Tensor | None = None,
+    lengths: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return values of rows after some steps, each computed in float64 as the compiled ones.
+
+    Parameters
+    ----------
+    values
+        Dense rows, shape (n_rows, n_columns), or values of sparse ones, shape (n_values,).
+    steps
+        The transforms.
+    row_of, lengths
+        Of sparse rows: the row of each value, and the number of values of each row.
+    """
+    dtype = values.dtype
+    for each, following in pairwise([*steps, None]):
+        wide = values.double()
+        match each:
+            case NormalizeTotal():
+                if row_of is None:
+                    totals = wide.sum(1, keepdim=True)
+                else:  # in the same order each time, as atomic additions are not
+                    sums = torch.segment_reduce(wide, "sum", lengths=lengths, unsafe=True)
+                    totals = sums[row_of]
+                divisor = torch.where(totals == 0, 1.0, totals / each.target_sum)
+                wide = wide * (1 / divisor) if dtype == torch.float32 else wide / divisor
+            case Log1p():
+                wide = wide.log1p()
+            case Binarize():
+                wide = values > torch.tensor(each.threshold, dtype=dtype)
+        # These two are one step, which does not round in between.
+        is_one = isinstance(each, NormalizeTotal) and isinstance(following, Log1p)
+        values = wide if is_one else wide.to(dtype)
+    return values
 
 
 # Rows on the device.
@@ -309,7 +283,7 @@ class DeviceRows:
         steps = delivery.transforms.get(name, ())
         if stored.pointers is None or stored.ends is None:
             values = _cast(_taken(stored.values, where), dtype)
-            return delivery.transformed(values, steps).view(n, *stored.row_shape)
+            return _transformed(values, steps).view(n, *stored.row_shape)
         n_values = int((stored.ends[places + 1] - stored.ends[places]).sum())
         starts = stored.pointers[where]
         lengths = stored.pointers[where + 1] - starts
@@ -327,8 +301,7 @@ class DeviceRows:
             row_of, columns = flat // n_columns, flat % n_columns
             lengths = row_of.bincount(minlength=n)
             offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-        n_stored = len(as_stored(steps, "csr"))
-        values = delivery.transformed(values, steps[:n_stored], row_of, lengths, columns)
+        values = _transformed(values, steps, row_of, lengths)
         if not delivery.dense:
             is_small = max(n_values, n_columns) <= _MOST_INT32
             index_dtype = torch.int32 if is_small else torch.int64
@@ -337,7 +310,7 @@ class DeviceRows:
         bits = same_bits(dtype)
         rows = torch.zeros(n * n_columns, dtype=bits, device=self.device)
         rows[row_of * n_columns + columns] = values.view(bits)
-        return delivery.transformed(rows.view(dtype).view(n, n_columns), steps[n_stored:])
+        return rows.view(dtype).view(n, n_columns)
 
 
 def _copied(values: NDArray[Any], device: torch.device) -> torch.Tensor:

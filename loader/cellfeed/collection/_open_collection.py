@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from cellfeed._errors import ParameterError, PathError, parse_size, require_list
+from cellfeed._errors import ParameterError, PathError, require_list
 from cellfeed.bytes import SCHEMES, Location, StorageOptions, has_suffix, require_file
 from cellfeed.bytes._remote import expand_url
 from cellfeed.bytes._tables import save_records
@@ -136,10 +136,6 @@ def _find(
     if not one_or_more:
         msg = "no path was given; give .h5ad files or zarr stores, a folder of them, or a pattern"
         raise PathError(msg)
-    for each in one_or_more:
-        if options is not None and options.uncached and isinstance(each, Source):
-            msg = f"`uncached` applies only to paths, but got an open `{type(each).__name__}`"
-            raise ParameterError(f"{msg}; give its path, or leave `uncached` out")
     found = [each for where in one_or_more for each in _found(where, options)]
     seen = set[Location | Path]()
     for location in (each.location for each in found if isinstance(each, _Found)):
@@ -201,11 +197,7 @@ def _found(where: Given, options: StorageOptions | None) -> "list[_Found | Sourc
         location = location.with_options(options)
     if location.path is None:
         return [*_found_on_server(location)]
-    found = _found_at(location.path, location)
-    if location.options.uncached:
-        options = StorageOptions(uncached=True)
-        found = [_Found(each.location.with_options(options), each.storage) for each in found]
-    return [*found]
+    return [*_found_at(location.path, location)]
 
 
 def _open(found: _Found | Source, elements: Sequence[str]) -> list[Source]:
@@ -314,8 +306,6 @@ def open_collection(
     genes: "Sequence[str] | pd.Series[bool] | NDArray[np.bool_] | None" = None,
     join_obs: JoinObs = "same",
     storage_options: Mapping[str, Any] | None = None,
-    cache: int | str | None = None,
-    uncached: bool = False,
 ) -> Collection:
     """Open files, stores and databases of cells as one collection.
 
@@ -381,15 +371,6 @@ def open_collection(
         ``endpoint``, ``region``, ``client_options`` with ``default_headers``, and so on. By
         default, they come from the environment (``AWS_ACCESS_KEY_ID`` and so on). They never
         appear in messages.
-    cache
-        Maximum disk space for a cache of bytes read from servers, such as ``"20GB"``. Processes
-        share the cache, and later runs use it again. If None, only metadata are cached.
-    uncached
-        Whether to leave nothing of the chunks of local ``.h5ad``, ``.h5mu`` and zarr in the page
-        cache, so that files far larger than memory do not evict other pages: pages are dropped
-        once a fetch has been read from them. The rows are the same, but every epoch reads from the
-        disk what the page cache could have held. obs, var, and elements that are read by h5py or
-        zarr (see `Collection.describe`) stay in the page cache.
 
     Raises
     ------
@@ -403,8 +384,7 @@ def open_collection(
         lacks cells.
     ParameterError
         An argument has the wrong type; an element name is invalid or given twice, or there are
-        none; ``join_vars``, ``genes`` or
-        ``join_obs`` is invalid; or the system or the storage does not support ``uncached``.
+        none; or ``join_vars``, ``genes`` or ``join_obs`` is invalid.
     MismatchError
         The files do not have the same genes, a file lacks one of ``genes``, or genes are matched by
         name and a file has two genes of that name; the rows of an ``obsm`` array differ in shape
@@ -436,12 +416,7 @@ def open_collection(
         msg = f"`storage_options` must be a dict, but got one of type {kind}"
         raise ParameterError(msg)
     names, joint_genes = require_elements(elements), Genes(join_vars, genes)
-    options = StorageOptions(
-        dict(storage_options or {}),
-        0 if cache is None else parse_size(cache, "cache"),
-        uncached=uncached,
-    )
-    sources = open_sources_of(paths, names, options)
+    sources = open_sources_of(paths, names, StorageOptions(dict(storage_options or {})))
     collection = Collection(
         sources, obs=obs, genes=joint_genes, join_obs=join_obs, obs_names=obs_names
     )

@@ -593,12 +593,8 @@ class CellDataset(ResumableDataset):
         return self._known_identity
 
     def _transforms(self, transform: AnyTransform | None) -> Transforms:
-        are_made_dense = self.dense and self._is_placed
         return _parameters.transforms_of(
-            transform,
-            self.collection.elements,
-            are_made_dense=are_made_dense,
-            are_placed=self._is_placed,
+            transform, self.collection.elements, are_placed=self._is_placed
         )
 
     @property
@@ -680,7 +676,7 @@ class CellDataset(ResumableDataset):
         worker = start_here() or get_worker_info()
         _parameters.require_no_workers(on_device.device, worker.num_workers if worker else 0)
         dtypes = dtypes_of(self.collection.elements, self.dtype)
-        delivery = Delivery(dtypes, self.transform, dense=self.dense, device=on_device.device)
+        delivery = Delivery(dtypes, self.transform, self.dense)
         for number in share.numbers:
             with self._counters.processor_time(Counter.PLANNING):
                 fetch = share.fetch(number)

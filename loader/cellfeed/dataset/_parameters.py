@@ -15,10 +15,10 @@ from cellfeed._errors import ParameterError, require_one_of, require_positive
 from cellfeed._torch import HAS_TORCH, torch
 from cellfeed.collection import Collection
 from cellfeed.decode import Verify
-from cellfeed.fetch import RowTransform, Transforms, as_stored, split_steps
+from cellfeed.fetch import RowTransform, Transforms, split_steps
 from cellfeed.machine import usable_memory_bytes
 from cellfeed.rows import Dtypes, Element
-from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
+from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Transform
 
 AnyDtype: TypeAlias = "DTypeLike | torch.dtype"
 Step: TypeAlias = Transform | RowTransform
@@ -193,7 +193,6 @@ def transforms_of(
     transform: AnyTransform | None,
     elements: Mapping[str, Element],
     *,
-    are_made_dense: bool,
     are_placed: bool,
 ) -> Transforms:
     """Return the transforms of each element that has any.
@@ -204,8 +203,6 @@ def transforms_of(
         Transforms of the first element, or of some elements by name; see `CellDataset`.
     elements
         The elements to read.
-    are_made_dense
-        Whether sparse rows are made dense when they are read.
     are_placed
         Whether rows are read directly into minibatches.
 
@@ -224,7 +221,8 @@ def transforms_of(
             msg = f"`transform` names {name!r}, which is not among the elements read: {there}"
             raise ParameterError(msg)
         of_values, of_rows, following = split_steps(transforms)
-        _require_fit(elements[name], of_values, is_made_dense=are_made_dense)
+        if of_values:
+            _require_numbers(elements[name])
         if of_rows is not None:
             of_rows.require_fit(elements[name], following)
             if not are_placed:
@@ -246,7 +244,7 @@ def transforms_of(
 def _sequence(transform: Any) -> tuple[Step, ...]:
     given = transform if isinstance(transform, Sequence) else [transform]
     for each in given:
-        if not isinstance(each, NormalizeTotal | Log1p | Binarize | Scale | RowTransform):
+        if not isinstance(each, NormalizeTotal | Log1p | Binarize | RowTransform):
             msg = (
                 "`transform` must be from `cellfeed.transforms` or `cellfeed.tokenizers`, such as "
                 f"Log1p(), but got {each!r}; pass a function of your own as `batch_transform`"
@@ -262,28 +260,12 @@ def _sequence(transform: Any) -> tuple[Step, ...]:
     return tuple(given)
 
 
-def _require_fit(element: Element, transforms: Sequence[Transform], *, is_made_dense: bool) -> None:
-    if transforms and (element.layout == "ragged" or element.dtype.names is not None):
+def _require_numbers(element: Element) -> None:
+    if element.layout == "ragged" or element.dtype.names is not None:
         what = "rows of any length" if element.layout == "ragged" else "values with fields"
         msg = (
             f"{element.name!r} has {what}, which `transform` does not support; use "
             "`batch_transform`"
-        )
-        raise ParameterError(msg)
-    for each in transforms:
-        if isinstance(each, Scale) and each.n_columns != element.n_columns:
-            msg = (
-                f"`Scale` must have a mean and std for each column, but got {each.n_columns:,} "
-                f"for the {element.n_columns:,} columns of {element.name!r}; give those of the "
-                "delivered columns, in their order"
-            )
-            raise ParameterError(msg)
-    n_stored = len(as_stored(transforms, element.layout))
-    if n_stored < len(transforms) and not is_made_dense:
-        msg = (
-            f"{element.name!r} is sparse, and {transforms[n_stored]!r} changes its zeros; use "
-            "dense=True without `fetch_transform` and `batch_callback` or, for Scale, "
-            "zero_center=False"
         )
         raise ParameterError(msg)
 

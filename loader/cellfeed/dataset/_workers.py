@@ -34,7 +34,7 @@ from cellfeed.bytes._buffers import (
     SharedPool,
 )
 from cellfeed.bytes._store import closed_with
-from cellfeed.rows._minibatch import Minibatch, csr_tensor
+from cellfeed.rows._minibatch import csr_tensor
 
 
 class Event:
@@ -356,10 +356,7 @@ class _Placed:
 
 class _Pickler(ForkingPickler):
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce tensors, and objects that consist of tensors."""
-        if type(obj) is Minibatch:
-            own = obj.elements, obj.obs, obj.rows, obj.obs_names
-            return Minibatch, (*own, obj.controls, obj.neighbors)
+        """Reduce tensors."""
         if not HAS_TORCH or not isinstance(obj, torch.Tensor | torch.UntypedStorage):
             return NotImplemented
         if type(obj) is not torch.Tensor:

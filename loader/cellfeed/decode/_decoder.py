@@ -3,20 +3,18 @@
 import mmap
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from multiprocessing.context import get_spawning_popen
-from multiprocessing.reduction import DupFd
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.bytes._buffers import BufferPool
+from cellfeed.bytes._buffers import BufferPool, SharedFile, can_lend
 from cellfeed.decode import _kernels as kernels
 
 # Counters of a dataset's work and time, to which all its processes add.
@@ -73,7 +71,7 @@ class Counters:
         self._counts, self._non_counts = self._all[:n], self._all[n:]
         first = self._counts.ctypes.data
         self._addresses = [first + 8 * int(each) for each in Counter]
-        self._spawned: _Spawned | None = None
+        self._spawned: tuple[SharedFile, Counters] | None = None
         self.has_warned_of = set[int]()  # by number of the doubt
         self.parts: Sequence[Counters] = ()  # those of interleaved datasets
 
@@ -101,7 +99,7 @@ class Counters:
     def values(self) -> NDArray[np.int64]:
         """Return the current values of all counters, int64, shape (n_counters,)."""
         own = self._counts.copy()
-        return own if self._spawned is None else own + self._spawned.counters.values
+        return own if self._spawned is None else own + self._spawned[1].values
 
     @property
     def address_of_non_counts(self) -> int:
@@ -116,7 +114,7 @@ class Counters:
         found to have a total that is no integer.
         """
         n_undefined, n_fractional = self._non_counts.tolist()
-        spawned = () if self._spawned is None else (self._spawned.counters,)
+        spawned = () if self._spawned is None else (self._spawned[1],)
         for of_each in (each.non_counts for each in (*spawned, *self.parts)):
             n_undefined += of_each[0]
             n_fractional += of_each[1]
@@ -124,32 +122,20 @@ class Counters:
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = (None, {"parts": self.parts})
-        if get_spawning_popen() is None or not hasattr(os, "memfd_create"):
+        if get_spawning_popen() is None or not can_lend():
             return Counters, (), state
         if self._spawned is None:
             try:
-                self._spawned = _Spawned()
+                file = SharedFile(label="cellfeed-counters")
+                os.ftruncate(file.descriptor, mmap.PAGESIZE)
+                self._spawned = file, _opened(file)
             except OSError:  # no descriptor is left, say: what it does is not counted
                 return Counters, (), state
-        return _opened, (DupFd(self._spawned.descriptor),), state
+        return _opened, (self._spawned[0],), state
 
 
-class _Spawned:
-    """Counters of spawned processes, in a file in memory."""
-
-    def __init__(self) -> None:
-        self.descriptor = os.memfd_create("cellfeed-counters", os.MFD_CLOEXEC)
-        weakref.finalize(self, os.close, self.descriptor).atexit = False
-        os.ftruncate(self.descriptor, mmap.PAGESIZE)
-        self.counters = Counters(mmap.mmap(self.descriptor, mmap.PAGESIZE))
-
-
-def _opened(file: Any) -> Counters:
-    descriptor = file.detach()
-    try:
-        return Counters(mmap.mmap(descriptor, mmap.PAGESIZE))
-    finally:
-        os.close(descriptor)
+def _opened(file: SharedFile) -> Counters:
+    return Counters(mmap.mmap(file.descriptor, mmap.PAGESIZE))
 
 
 _Item = TypeVar("_Item")
@@ -184,10 +170,6 @@ class Decoder:
     verify: Verify = "first"
     counters: Counters = field(default_factory=Counters)
     pool: BufferPool = field(default_factory=BufferPool)
-
-    def alone(self) -> "Decoder":
-        """Return a decoder that works in the calling thread."""
-        return Decoder(verify=self.verify, counters=self.counters)
 
     def map(self, function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
         """Call a function with each item, concurrently."""

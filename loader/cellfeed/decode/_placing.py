@@ -12,7 +12,7 @@ from cellfeed.decode import _kernels as kernels
 from cellfeed.decode._decoder import Counters
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._codecs import STORED, can_cast
-from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
+from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Transform
 
 
 def place_elements(
@@ -163,18 +163,15 @@ class RowGroup(NamedTuple):
         Address of the first value.
     row_length
         Number of values in each row, if they are dense.
-    columns, pointers
-        Addresses of column indices and of row pointers, if they are sparse.
-    index_itemsize
-        Bytes per index.
+    pointers, pointer_itemsize
+        Address of the row pointers, and bytes of each, if they are sparse.
     """
 
     n_rows: int
     values: int
     row_length: int = 0
-    columns: int = 0
     pointers: int = 0
-    index_itemsize: int = 0
+    pointer_itemsize: int = 0
 
 
 class ValueSteps:
@@ -193,42 +190,26 @@ class ValueSteps:
     def __init__(
         self, transforms: Sequence[Transform], dtype: np.dtype[Any], counters: Counters
     ) -> None:
-        steps, moments = list[tuple[int, int, float]](), list[NDArray[np.float64]]()
+        steps = list[tuple[int, float]]()
         for each in transforms:
             if isinstance(each, NormalizeTotal):
-                steps.append((fields.NORMALIZED, 0, each.target_sum))
+                steps.append((fields.NORMALIZED, each.target_sum))
             elif isinstance(each, Log1p) and steps and steps[-1][0] == fields.NORMALIZED:
                 # In one pass, which does not round in between.
-                steps[-1] = (fields.NORMALIZED_LOG1P, 0, steps[-1][2])
+                steps[-1] = (fields.NORMALIZED_LOG1P, steps[-1][1])
             elif isinstance(each, Log1p):
-                steps.append((fields.LOG1P, 0, 0.0))
+                steps.append((fields.LOG1P, 0.0))
             elif isinstance(each, Binarize):
-                steps.append((fields.BINARIZED, 0, float(dtype.type(each.threshold))))
-            elif isinstance(each, Scale):
-                kind = fields.CENTRED if each.zero_center else fields.SCALED
-                most = np.inf if each.max_value is None else each.max_value
-                steps.append((kind, len(moments), most))
-                moments.append(_moments(each))
-        self._itemsize = dtype.itemsize
-        self._steps = np.array([step[:2] for step in steps], np.int64).reshape(-1, 2)
-        self._counters = counters
+                steps.append((fields.BINARIZED, float(dtype.type(each.threshold))))
+        self._itemsize, self._counters = dtype.itemsize, counters
         address = np.array([counters.address_of_non_counts], np.int64).view(np.float64)
-        self._numbers = np.concatenate([np.array([s[2] for s in steps], np.float64), address])
-        self._moments = np.array(moments) if moments else np.empty((0, 2, 0))
-        self._kinds = self._steps[:, 0].copy()
-
-    @property
-    def need_columns(self) -> bool:
-        """Whether the transform of a value depends on its column."""
-        return bool((self._kinds >= fields.CENTRED).any())
+        self._kinds = np.array([kind for kind, _ in steps], np.int64)
+        self._numbers = np.append(np.array([number for _, number in steps], np.float64), address)
 
     @property
     def located(self) -> tuple[int, int, int]:
         """Addresses of kinds and numbers, valid as long as this object, and their number."""
         return self._kinds.ctypes.data, self._numbers.ctypes.data, len(self._kinds)
-
-    def __bool__(self) -> bool:
-        return len(self._kinds) > 0
 
     def apply(
         self,
@@ -248,16 +229,14 @@ class ValueSteps:
         threads, num_threads
             Threads that help the calling thread, and the total number of threads.
         """
-        if not groups or not self:
+        if not groups:
             return
         table, taken = _table(groups), np.zeros(1, np.int64)
         if rows is None:
             rows = np.arange(table[-1, fields.FIRST_ROW])
 
         def work() -> None:
-            kernels.transform_rows(
-                table, rows, self._itemsize, self._steps, self._numbers, self._moments, taken
-            )
+            kernels.transform_rows(table, rows, self._itemsize, self._kinds, self._numbers, taken)
 
         n_tasks = -(-rows.size // fields.ROWS_OF_A_TASK)
         n_helpers = 0 if threads is None else min(num_threads, n_tasks) - 1
@@ -307,10 +286,3 @@ def _table(groups: Sequence[RowGroup]) -> NDArray[np.int64]:
     table[1:, fields.FIRST_ROW] = np.cumsum([each.n_rows for each in groups])
     table[:-1, fields.VALUES :] = [each[1:] for each in groups]
     return table
-
-
-def _moments(scale: Scale) -> NDArray[np.float64]:
-    """Return the subtrahend and the divisor of each column, shape (2, n_columns)."""
-    std = np.asarray(scale.std)
-    mean = np.asarray(scale.mean) if scale.zero_center else np.zeros_like(std)
-    return np.stack([mean, np.where(std == 0, 1.0, std)])

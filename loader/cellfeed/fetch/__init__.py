@@ -5,7 +5,6 @@ from cellfeed.fetch._parts import (
     ReplaceRows,
     RowTransform,
     Transforms,
-    as_stored,
     split_steps,
 )
 from cellfeed.fetch._prefetch import Pools, Stage, in_stages, load_tables, prefetched
@@ -21,7 +20,6 @@ __all__ = [
     "RowTransform",
     "Stage",
     "Transforms",
-    "as_stored",
     "fetches_of",
     "in_stages",
     "load_tables",

@@ -420,7 +420,7 @@ def _all_memory() -> int:
 
 # Dense rows of one source in a collection that is sparse.
 
-_BATCH_BYTES = 1 << 25  # of dense rows that a thread has at once
+_BATCH_BYTES = 1 << 25  # of dense rows at once
 
 
 def _dense_as_csr(part: Part, decoder: Decoder) -> CsrRows:
@@ -438,32 +438,18 @@ def _dense_as_csr(part: Part, decoder: Decoder) -> CsrRows:
     FormatError
         The storage is damaged.
     """
-    stored = part.stored
-    n_columns, dtype = stored.shape[1], stored.dtype
-    row_bytes = n_columns * dtype.itemsize
-    step = max(1, _BATCH_BYTES // max(1, row_bytes))
-    batches = [part.rows[k : k + step] for k in range(0, part.rows.size, step)]
-    chunks = part.chunked()
-
-    def planned(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], ChunkReads | None]:
-        if not isinstance(chunks, DenseChunks) or not can_cast(chunks.dtype, dtype):
-            return rows, None
-        return rows, chunks.reads(rows, np.arange(rows.size) * row_bytes, dtype)
-
-    def read(batch: tuple[NDArray[np.int64], ChunkReads | None]) -> tuple[NDArray[Any], ...]:
-        rows, reads = batch
-        if reads is None:
-            return _nonzero(replace(part, rows=rows).read_rows())
-        dense = np.empty((rows.size, n_columns), dtype)
-        reads.run(np.array([dense.ctypes.data], np.int64), decoder.alone())
-        return _nonzero(dense)
-
-    found = list[tuple[NDArray[Any], ...]]()
-    for first in range(0, len(batches), decoder.num_threads):
-        # A source reads in one thread at a time; the chunks it describes are decoded by many.
-        some = [planned(rows) for rows in batches[first : first + decoder.num_threads]]
-        in_threads = all(reads is not None for _, reads in some)
-        found += decoder.map(read, some) if in_threads else map(read, some)
+    n_columns, dtype = part.stored.shape[1], part.stored.dtype
+    row_bytes, chunks = n_columns * dtype.itemsize, part.chunked()
+    step, found = max(1, _BATCH_BYTES // max(1, row_bytes)), list[tuple[NDArray[Any], ...]]()
+    for first in range(0, part.rows.size, step):
+        rows = part.rows[first : first + step]
+        if isinstance(chunks, DenseChunks) and can_cast(chunks.dtype, dtype):
+            dense = np.empty((rows.size, n_columns), dtype)
+            reads = chunks.reads(rows, np.arange(rows.size) * row_bytes, dtype)
+            reads.run(np.array([dense.ctypes.data], np.int64), decoder)
+        else:
+            dense = replace(part, rows=rows).read_rows()
+        found.append(_nonzero(dense))
     lengths, columns, values = (np.concatenate(each) for each in zip(*found, strict=True))
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     return CsrRows(indptr, columns, values, n_columns)

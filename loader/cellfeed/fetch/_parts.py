@@ -4,8 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import takewhile
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +12,8 @@ from numpy.typing import NDArray
 from cellfeed._errors import FormatError, ParameterError
 from cellfeed._runs import Runs, merge_consecutive
 from cellfeed.bytes._buffers import BufferPool
-from cellfeed.decode import Counters, ValueSteps
-from cellfeed.rows import Chunks, ColumnMap, CsrRows, Element, Layout, RaggedRows
+from cellfeed.decode import Counters
+from cellfeed.rows import Chunks, ColumnMap, CsrRows, Element, RaggedRows
 from cellfeed.sources import Source, StoredElement
 from cellfeed.transforms import Transform
 
@@ -288,38 +287,5 @@ def split_steps(
     return of_values, next(iter(of_rows), None), of_rows[1:]
 
 
-# Transforms of one element, before and after sparse rows are made dense.
-
 Transforms = Mapping[str, Sequence[Step]]
 """Transforms by the name of the element, in the order in which they are applied."""
-
-
-def as_stored(transforms: Sequence[Transform], layout: Layout) -> Sequence[Transform]:
-    """Return the first transforms, which apply to rows in their stored layout.
-
-    The remaining ones apply to sparse rows after they are made dense.
-
-    Examples
-    --------
-    >>> from cellfeed.transforms import Log1p, Scale
-    >>> as_stored([Log1p(), Scale([1.0], [2.0])], "csr")
-    [Log1p()]
-    """
-    if layout == "dense":
-        return transforms
-    return list(takewhile(lambda each: each.keeps_zeros, transforms))
-
-
-class ElementTransforms(NamedTuple):
-    """Transforms of one element, compiled.
-
-    Parameters
-    ----------
-    stored
-        Transforms of rows in their stored layout.
-    dense
-        Further transforms of sparse rows, after they are made dense.
-    """
-
-    stored: ValueSteps
-    dense: ValueSteps

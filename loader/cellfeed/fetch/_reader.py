@@ -5,24 +5,21 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.bytes._buffers import Buffer, bind
+from cellfeed.bytes._buffers import Buffer, bind, groups_of
 from cellfeed.decode import ChunkReads, Counter, Counters, Decoder, ValueSteps, Verify, kernels
-from cellfeed.decode._reads import divide_reads
+from cellfeed.decode._kernels import _fields as fields
 from cellfeed.fetch._element_read import ElementRead, PartRows, RowLayout, Selections
 from cellfeed.fetch._parts import (
-    ElementTransforms,
     Part,
     ReplaceRows,
     RowTransform,
     Transforms,
-    as_stored,
     require_rows,
     split_steps,
 )
@@ -71,11 +68,6 @@ class Requests:
     def cancel(self) -> None:
         """Cancel requests that have not been read."""
         self._pending.clear()
-
-    def drop_pages(self) -> None:
-        """Drop the pages of chunks in local files from the page cache."""
-        for reads in self._local:
-            reads.drop_pages()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +125,6 @@ class Readable(Protocol):
     @property
     def delivers_obs_names(self) -> bool: ...
 
-    @property
-    def uncached(self) -> bool: ...
-
     def obs_names(self, rows: NDArray[np.int64]) -> NDArray[np.object_]: ...
 
     def parts(self, rows: NDArray[np.int64]) -> Mapping[str, Sequence[Part]]: ...
@@ -184,26 +173,20 @@ class Reader:
         self._collection, self._sum_duplicates = collection, sum_duplicates
         self._dtypes = dtypes_of(collection.elements, dtype)
         self._counters = Counters() if counters is None else counters
-        self._transforms = dict[str, ElementTransforms]()
+        self._transforms = dict[str, ValueSteps]()
         self._replaced = dict[str, tuple[RowTransform, ReplaceRows]]()
         for name, steps in (transforms or {}).items():
             element, (of_values, of_rows, following) = collection.elements[name], split_steps(steps)
             if of_values:
-                n = len(as_stored(of_values, element.layout))
-                of_dtype = partial(ValueSteps, dtype=self._dtypes[name], counters=self._counters)
-                self._transforms[name] = ElementTransforms(
-                    of_dtype(of_values[:n]), of_dtype(of_values[n:])
-                )
+                self._transforms[name] = ValueSteps(of_values, self._dtypes[name], self._counters)
             if of_rows is not None:
                 replace_rows = of_rows.bind(element, following, self._counters)
                 self._replaced[name] = of_rows, replace_rows
         # Applied to sparse values while they are decoded.
         self._inline_steps = {
-            name: each.stored
+            name: each
             for name, each in self._transforms.items()
             if collection.elements[name].layout == "csr"
-            and each.stored
-            and not each.stored.need_columns
         }
         num_threads = num_threads or usable_cpu_count()
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="cellfeed-read")
@@ -353,8 +336,6 @@ class Reader:
             return self._read(planned, first_alone=first_alone)
         finally:
             planned.requests.cancel()
-            if self._collection.uncached and self._remaining is None:
-                planned.requests.drop_pages()
 
     def _read(self, planned: PlannedRead, *, first_alone: bool) -> Iterator[Cells]:
         if self._remaining is not None:  # which is due before this
@@ -433,8 +414,6 @@ class Reader:
 
         def remaining() -> Iterator[Cells]:
             others_ascend = other_reads.run(bases, self._decoder).ascending
-            if self._collection.uncached:
-                planned.requests.drop_pages()
             return finished(slice(1, None), ascending=first_ascend and others_ascend)
 
         first = finished(slice(0, 1), ascending=first_ascend)
@@ -493,7 +472,7 @@ class Reader:
             ]
             begin = time.perf_counter_ns()
             rows, num_threads = layout.untransformed, self._decoder.num_threads
-            transforms.stored.apply(located, rows, self._threads, num_threads)
+            transforms.apply(located, rows, self._threads, num_threads)
             taken = time.perf_counter_ns() - begin
             self._counters.add(Counter.PLACING, taken * num_threads)
 
@@ -523,7 +502,7 @@ class Reader:
                 if group.layout == "csr" and self._sum_duplicates and not is_distinct:
                     summed = group.over(buffer, distinct=False)
                     if name in self._transforms:
-                        self._transforms[name].stored.apply([summed.located()])
+                        self._transforms[name].apply([summed.located()])
                     elements[name] = summed
                     del summed
                 else:
@@ -569,7 +548,7 @@ class Reader:
                     elements |= require_rows(made, transform, len(cells), cells.obs)
                 elif dense:
                     with self._counters.wall_time(Counter.DENSIFYING):
-                        elements[name] = self._dense_rows(name, rows)
+                        elements[name] = self._dense_rows(rows)
                 else:
                     elements[name] = rows
             return replace(cells, elements=elements)
@@ -578,15 +557,13 @@ class Reader:
             yield from map(finish, islice(groups, 1))
         yield from prefetched(finish, groups, self._dense_threads, self._decoder.num_threads)
 
-    def _dense_rows(self, name: str, rows: Any) -> Any:
+    def _dense_rows(self, rows: Any) -> Any:
         if not isinstance(rows, CsrRows):
             return rows
         group = Group.dense(*rows.shape, rows.data.dtype)
         memory = self._pools.dense.acquire(group.n_bytes)
         dense = group.over(memory)
         rows.densify_into(dense)
-        if name in self._transforms:
-            self._transforms[name].dense.apply([group.located(memory)])
         return dense
 
 
@@ -602,6 +579,42 @@ def _are_local_chunks(layouts: Mapping[str, RowLayout], reads: ChunkReads) -> bo
     are_others = any(each.placed for each in layouts.values())
     are_copied = any(sizes.size for each in layouts.values() for *_, sizes in each.copies)
     return not (are_others or are_copied or reads.are_requested)
+
+
+# Dividing reads by destination, so that some groups can be used before the others.
+
+
+def divide_reads(reads: ChunkReads, is_first: NDArray[np.bool_]) -> tuple[ChunkReads, ChunkReads]:
+    """Divide reads into the chunks of some groups of rows, and the remaining chunks.
+
+    Running both parts, one after the other, is equivalent to the original reads. A chunk in the
+    first part is decoded there for other groups too.
+
+    Parameters
+    ----------
+    reads
+        Reads without `ValueSteps`.
+    is_first
+        Whether each group is complete after the first part, shape (n_groups,).
+    """
+    table, segments = reads.chunks, reads.segments
+    n_segments = table[:, fields.END_SEGMENT] - table[:, fields.FIRST_SEGMENT]
+    n_before = np.append(0, np.cumsum(is_first[groups_of(segments[:, fields.TO])]))
+    of_first = n_before[table[:, fields.END_SEGMENT]] > n_before[table[:, fields.FIRST_SEGMENT]]
+
+    def part(*, first: bool) -> ChunkReads:
+        are_in = of_first == first
+        chunks, ends = table[are_in], np.cumsum(n_segments[are_in])
+        chunks[:, fields.FIRST_SEGMENT] = ends - n_segments[are_in]
+        chunks[:, fields.END_SEGMENT] = ends
+        crossings = {
+            itemsize: addresses[is_first[groups_of(addresses)] == first]
+            for itemsize, addresses in reads.crossings.items()
+        }
+        own = segments[np.repeat(are_in, n_segments)]
+        return replace(reads, chunks=chunks, segments=own, crossings=crossings)
+
+    return part(first=True), part(first=False)
 
 
 # Reading the fetches of an epoch ahead of their delivery.

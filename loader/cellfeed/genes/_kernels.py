@@ -7,9 +7,7 @@ taken in the order of the cells, whatever the number of threads.
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.extending import Purpose, compiled
-
-PURPOSE = Purpose("sums over cells", 2)
+from cellfeed.extending import compiled
 
 # Columns of the table of sums: number of values other than 0; their sum and sum of squares, less
 # the largest values, which are listed separately; and the smallest of these.

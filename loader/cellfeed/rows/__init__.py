@@ -6,18 +6,8 @@ delivery, so that they are shuffled by being written, once. It is planned before
 (see `cellfeed.bytes._buffers`), and bound to memory afterwards.
 """
 
-from cellfeed.rows._arrays import (
-    CategoricalColumn,
-    CsrRows,
-    Layout,
-    NumericColumn,
-    ObsColumn,
-    RaggedRows,
-    require_int64,
-    require_torch_dtype,
-    summable,
-)
 from cellfeed.rows._element import (
+    CategoricalColumn,
     Cells,
     Chunks,
     ColumnMap,
@@ -26,13 +16,27 @@ from cellfeed.rows._element import (
     DenseChunks,
     Dtypes,
     Element,
+    NumericColumn,
+    ObsColumn,
     RaggedChunks,
     RowPieces,
     SparseChunks,
     column_maps,
     dtypes_of,
 )
-from cellfeed.rows._layout import Copies, FoundRows, Group, RowTarget, lay_out
+from cellfeed.rows._layout import (
+    Copies,
+    CsrRows,
+    FoundRows,
+    Group,
+    Layout,
+    RaggedRows,
+    RowTarget,
+    lay_out,
+    require_int64,
+    require_torch_dtype,
+    summable,
+)
 
 __all__ = [
     "CategoricalColumn",

@@ -13,11 +13,64 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
 from cellfeed.decode import ChunkedArray, ChunkReads, Extents, RowRanges, ValueSteps
-from cellfeed.rows._arrays import ByElement, CsrRows, Layout, refuse_element
-from cellfeed.rows._layout import RowTarget
+from cellfeed.rows._layout import ByElement, CsrRows, Layout, RowTarget, refuse_element
 
 if TYPE_CHECKING:
     from cellfeed.rows._minibatch import Minibatch
+
+# obs columns of a whole collection: codes with one vocabulary, or numbers.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CategoricalColumn:
+    """A column of categories, strings or booleans, as codes.
+
+    Parameters
+    ----------
+    codes
+        The category of each cell as an index into ``categories``, -1 if missing; shape (n_cells,),
+        of the smallest signed integer dtype that holds them.
+    categories
+        The vocabulary, shape (n_categories,): the union over all files, in order of first
+        appearance. ``categories[code]`` decodes any code except -1.
+    is_nullable
+        Whether missing ones are pandas' NA in a file, of which no comparison holds.
+    """
+
+    codes: NDArray[np.signedinteger]
+    categories: NDArray[Any]
+    is_nullable: bool = False
+
+    @property
+    def values(self) -> NDArray[np.signedinteger]:
+        """The codes, which minibatches contain."""
+        return self.codes
+
+    def decode(self, codes: NDArray[np.signedinteger]) -> NDArray[np.object_]:
+        """Return the categories of ``codes``, with None where a code is -1."""
+        with_missing = np.array([*self.categories, None], dtype=object)
+        decoded: NDArray[np.object_] = with_missing[codes]
+        return decoded
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NumericColumn:
+    """A column of numbers.
+
+    Parameters
+    ----------
+    values
+        One number per cell, NaN if missing, shape (n_cells,).
+    is_nullable
+        Whether missing ones are pandas' NA in a file, of which no comparison holds.
+    """
+
+    values: NDArray[Any]
+    is_nullable: bool = False
+
+
+ObsColumn = CategoricalColumn | NumericColumn
+
 
 # Columns of each source as columns of the collection: which become which, or are left out.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations  # which name what is not there without torch
 
 import ctypes
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
 from cellfeed._torch import HAS_TORCH, require_torch, torch
-from cellfeed.rows._arrays import (
+from cellfeed.rows._layout import (
     ByElement,
     CsrRows,
     RaggedRows,
@@ -162,17 +163,42 @@ class Minibatch(ByElement):
         return _mapped(self, _pinned)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # From a worker process, each tensor would travel in shared memory of its own, which
-        # takes a file descriptor and several system calls; packed, a minibatch takes one.
-        parts = {name: _parts(each) for name, each in self.items()}
-        tensors = [part for some in parts.values() for part in some]
-        tensors += [self.rows, *self.obs.values()]
+        # As bytes, since torch does not unpickle some unsigned dtypes, and warns of sparse tensors.
+        elements = {
+            name: ([_bytes_of(part) for part in _parts(each)], tuple(each.shape))
+            for name, each in self.items()
+        }
+        obs = {name: _bytes_of(each) for name, each in self.obs.items()}
         others = self.obs_names, self.controls, self.neighbors
-        if any(each.layout != torch.strided or each.device.type != "cpu" for each in tensors):
-            return Minibatch, (self.elements, self.obs, self.rows, *others)
-        packed, places = _pack(tensors)
-        elements = [(name, len(parts[name]), each.shape) for name, each in self.items()]
-        return _unpack_minibatch, (packed, places, elements, tuple(self.obs), *others)
+        return _from_bytes, (elements, obs, _bytes_of(self.rows), *others)
+
+
+_Bytes: TypeAlias = "tuple[torch.Tensor, torch.dtype, torch.Size]"
+
+
+def _bytes_of(tensor: torch.Tensor) -> _Bytes:
+    flat = tensor.detach().reshape(-1)
+    if flat.stride() != (1,):  # also of one element, which torch calls contiguous
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8), tensor.dtype, tensor.shape
+
+
+def _tensor_of(content: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    return content.view(dtype).view(shape)
+
+
+def _from_bytes(
+    elements: Mapping[str, tuple[Sequence[_Bytes], Sequence[int]]],
+    obs: Mapping[str, _Bytes],
+    rows: _Bytes,
+    *others: Any,
+) -> Minibatch:
+    joined = {
+        name: _joined([_tensor_of(*part) for part in parts], shape)
+        for name, (parts, shape) in elements.items()
+    }
+    values = {name: _tensor_of(*each) for name, each in obs.items()}
+    return Minibatch(joined, values, _tensor_of(*rows), *others)
 
 
 def _mapped(minibatch: Minibatch, function: Callable[[torch.Tensor], torch.Tensor]) -> Minibatch:
@@ -292,7 +318,7 @@ def _joined(parts: Sequence[torch.Tensor], shape: Sequence[int]) -> Any:
     """Return the element with these `_parts`."""
     if len(parts) == 1:
         return parts[0]
-    if len(parts) == _N_OF_RAGGED:
+    if len(parts) == len(dataclasses.fields(RaggedTensor)):
         return RaggedTensor(*parts)
     crow_indices, col_indices, values = parts
     return csr_tensor(crow_indices, col_indices, values, shape)
@@ -302,42 +328,6 @@ def _obs_tensor(name: str, values: NDArray[Any]) -> torch.Tensor:
     require_int64(f"obs column {name!r}", values)
     # torch indexes and counts classes with int64, in losses above all.
     return torch.from_numpy(values.astype(np.int64) if values.dtype.kind in "iu" else values)
-
-
-_Place: TypeAlias = "tuple[int, int, torch.dtype, torch.Size]"
-_ALIGNMENT = 16
-_N_OF_RAGGED = 2
-
-
-def _pack(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, tuple[_Place, ...]]:
-    """Copy tensors into one tensor of bytes; also return the position of each."""
-    places = list[_Place]()
-    end = 0
-    for tensor in tensors:
-        start = -(-end // _ALIGNMENT) * _ALIGNMENT
-        end = start + tensor.numel() * tensor.element_size()
-        places.append((start, end, tensor.dtype, tensor.shape))
-    packed = torch.empty(end, dtype=torch.uint8)
-    for tensor, (start, stop, dtype, size) in zip(tensors, places, strict=True):
-        packed[start:stop].view(dtype).view(size).copy_(tensor)
-    return packed, tuple(places)
-
-
-def _unpack_minibatch(
-    packed: torch.Tensor,
-    places: Sequence[_Place],
-    elements: Sequence[tuple[str, int, Sequence[int]]],
-    columns: Sequence[str],
-    *others: Any,
-) -> Minibatch:
-    tensors = [packed[start:stop].view(dtype).view(size) for start, stop, dtype, size in places]
-    unpacked, first = dict[str, Any](), 0
-    for name, n_parts, shape in elements:
-        unpacked[name] = _joined(tensors[first : first + n_parts], shape)
-        first += n_parts
-    # Clones, so that who keeps the labels of an epoch does not keep its expression alive.
-    rows, *obs = [tensor.clone() for tensor in tensors[first:]]
-    return Minibatch(unpacked, dict(zip(columns, obs, strict=True)), rows, *others)
 
 
 def csr_tensor(

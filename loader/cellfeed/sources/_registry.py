@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pkgutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cellfeed._errors import CellfeedError, FormatError, ParameterError, PathError
+from cellfeed._errors import CellfeedError, FormatError, PathError
 from cellfeed.bytes import SCHEMES, Location, has_suffix
 from cellfeed.sources._source import Source
 
@@ -59,8 +58,6 @@ class Storage:
         Suffixes of what is in a folder of an object store that it opens as a whole.
     extra
         The extra of cellfeed that installs the library it needs; empty if it needs none.
-    reads_directly
-        Whether cellfeed reads its chunks from local files, so that pages can be dropped.
     open_hdf5
         Called with HDF5 files that are not AnnData, a `cellfeed.sources.anndata.H5File`; returns
         its `cellfeed.sources.anndata.FileSource`, or None if the file has another layout.
@@ -84,7 +81,6 @@ class Storage:
     recognizes: Callable[[Path], bool] | None = None
     parts: tuple[str, ...] = ()
     extra: str = ""
-    reads_directly: bool = False
     open_hdf5: Callable[[Any], Any] | None = None
     open_object: Callable[[Any], Source | None] | None = None
 
@@ -212,18 +208,9 @@ def open_location(storage: Storage, location: Location, elements: Sequence[str])
 
     Raises
     ------
-    ParameterError
-        Pages shall be dropped, but the storage or the system does not support it.
     FormatError
         A source lacks an element, or the storage raises it.
     """
-    if location.options.uncached and not hasattr(os, "posix_fadvise"):
-        msg = f"{location.shown}: this system cannot drop pages of files; use Linux, or"
-        raise ParameterError(f"{msg} open it without `uncached`")
-    if location.options.uncached and (location.path is None or not storage.reads_directly):
-        whose = "is not local" if location.path is None else f"is {storage.name}"
-        msg = f"{location.shown}: {whose}, but `uncached` is only for local h5ad and zarr"
-        raise ParameterError(f"{msg}; open it without `uncached`")
     return [select_elements(each, elements) for each in storage.open(location, elements)]
 
 

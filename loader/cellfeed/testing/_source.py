@@ -377,7 +377,7 @@ class SourceConformance:
 class _ByLibrary:
     """A collection whose rows the storage's own library reads."""
 
-    delivers_obs_names = uncached = False
+    delivers_obs_names = False
 
     def __init__(self, collection: Collection) -> None:
         self.elements, self.obs = collection.elements, collection.obs

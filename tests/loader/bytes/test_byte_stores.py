@@ -18,7 +18,7 @@ from tests.servers.web import WebServer
 from cellfeed import PathError, RemoteError
 from cellfeed.bytes import StorageOptions, set_cancel_events
 from cellfeed.bytes._remote import RemoteObjects, open_object
-from cellfeed.bytes._remote._scheduler import Window, scheduler_of
+from cellfeed.bytes._remote._objects import Window, scheduler_of
 from cellfeed.sources import ByteStore, Location
 from cellfeed.sources._source import files_in
 
@@ -133,7 +133,7 @@ class Served:
         return self.versions[file]
 
     def weak_version(self, file: int) -> Any:
-        """Return a version by which nothing is cached on disk."""
+        """Return a version without an ETag."""
         return replace(self.versions[file], etag=None)
 
 
@@ -144,23 +144,13 @@ def url(folder):
 
 
 class TestRemote(ByteStoreConformance):
-    cache_bytes = 0
-
     @pytest.fixture
     def served(self, url):
-        return Served(url, StorageOptions({}, self.cache_bytes))
+        return Served(url, StorageOptions())
 
     @pytest.fixture(params=["version", "weak_version"])
     def store(self, served, request):
         return RemoteObjects(served.location, getattr(served, request.param))
-
-
-class TestCached(TestRemote):
-    cache_bytes = 10**7
-
-    @pytest.fixture(autouse=True)
-    def _cache(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("CELLFEED_CACHE_DIR", str(tmp_path))
 
 
 # Requests that are given up, and ranges at the edges of objects
@@ -283,7 +273,7 @@ def test_ranges_arrive_as_they_are_answered(server, folder):
 
 
 def test_objects_of_one_server_share_what_sends_requests(server):
-    options = StorageOptions({}, 0)
+    options = StorageOptions()
     located = [Location.of(f"{server.url}/{name}").with_options(options) for name in ("4", "two")]
     assert scheduler_of(located[0]) is scheduler_of(located[1])
 

@@ -1,6 +1,7 @@
 """Tables that are kept from one opening to the next. The oracle: rows as anndata reads them."""
 
 import errno
+import io
 import multiprocessing
 import os
 import pwd
@@ -333,11 +334,12 @@ def test_without_a_home(path, monkeypatch, tmp_path):
 
 
 def test_a_full_disk(path, monkeypatch, tables):
-    def write_a_part(file, parts):
-        file.write(b"a part")
-        raise OSError(errno.ENOSPC, "No space left on device")
+    class FullDisk(io.FileIO):
+        def writelines(self, lines):
+            self.write(b"a part")
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(_tables, "write", write_a_part)
+    monkeypatch.setattr("os.fdopen", FullDisk)
     for _ in range(2):
         assert (read(path) == COUNTS).all()
     assert not [*tables.iterdir()]

@@ -134,10 +134,6 @@ OTHERS = {
     "lz4": (LZ4, lambda: numcodecs.LZ4().encode(LARGE)),
     "lzf": (LZF, lambda: lzf_chunk(LARGE)),
     "blosc lz4": (BLOSC, lambda: numcodecs.Blosc("lz4", blocksize=1 << 14).encode(LARGE)),
-    "blosc zstd, bits": (
-        BLOSC,
-        lambda: numcodecs.Blosc("zstd", shuffle=2, blocksize=1 << 14).encode(LARGE),
-    ),
 }
 
 

@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from cellfeed.decode._byte_requests import seem_to_be_in_memory
 from cellfeed.decode._kernels import _fields as fields
+from cellfeed.decode._reads import seem_to_be_in_memory
 
 N, SIZE = 4096, 4096
 

@@ -18,7 +18,7 @@ from cellfeed import (
     RaggedTensor,
     open_collection,
 )
-from cellfeed.transforms import Log1p, NormalizeTotal, Scale
+from cellfeed.transforms import Log1p, NormalizeTotal
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
@@ -131,8 +131,6 @@ def test_cells_that_stay_on_the_gpu(collection, dense, dtype):
 @pytest.mark.parametrize("dense", [False, True])
 def test_transforms_of_cells_that_stay_on_the_gpu(collection, dense):
     steps = [NormalizeTotal(1e4), Log1p()]
-    if dense:
-        steps.append(Scale(np.ones(N_GENES), np.arange(N_GENES), max_value=3))
     datasets = [
         dataset_of(each, dense=dense, transform=steps)
         for each in (collection, collection.load(device="cuda"))

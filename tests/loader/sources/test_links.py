@@ -174,8 +174,7 @@ def test_what_lies_elsewhere_is_read_as_by_anndata_and_watched(
         del ways[name]  # it goes with the whole element
     for name, way in ways.items():
         files |= place(here, name, way)
-    uncached = data.draw(st.booleans())
-    options: Any = {"elements": ELEMENTS, "obs": ["number", "type"], "uncached": uncached}
+    options: Any = {"elements": ELEMENTS, "obs": ["number", "type"]}
     collection = open_collection(here, **options)
     adata = ad.read_h5ad(here)
     for name, found in values(collection, ELEMENTS).items():

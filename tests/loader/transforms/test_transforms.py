@@ -29,7 +29,7 @@ from cellfeed import (
     open_collection,
 )
 from cellfeed.fetch import Reader
-from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
+from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Transform
 
 NORMALIZED = [NormalizeTotal(1e4), Log1p()]
 N_GENES = 7
@@ -49,7 +49,7 @@ def expected_of(
         for each in transforms:
             before = made
             made = formula(made, each, values.dtype)
-            if is_sparse and each.keeps_zeros:
+            if is_sparse:
                 made = np.where(before == 0, 0.0, made)
     return made
 
@@ -61,18 +61,8 @@ def formula(X: Values, transform: Transform, dtype: np.dtype[Any]) -> Values:
         return np.asarray(X / divisor)
     if isinstance(transform, Log1p):
         return np.log1p(X)
-    if isinstance(transform, Binarize):
-        return np.where(dtype.type(transform.threshold) < X, 1.0, 0.0)
-    assert isinstance(transform, Scale)
-    mean = np.asarray(transform.mean if transform.zero_center else 0.0, np.float64)
-    std = np.asarray(transform.std, np.float64)
-    X = (X - mean) / np.where(std == 0, 1.0, std)
-    if transform.max_value is None:
-        return X
-    X = np.where(transform.max_value < X, transform.max_value, X)
-    if transform.zero_center:
-        X = np.where(-transform.max_value > X, -transform.max_value, X)
-    return X
+    assert isinstance(transform, Binarize)
+    return np.where(dtype.type(transform.threshold) < X, 1.0, 0.0)
 
 
 def delivered(dataset: CellDataset, n_rows: int, n_columns: int = N_GENES) -> NDArray[Any]:
@@ -115,23 +105,15 @@ NUMBERS = hnp.arrays(
 )
 
 
-def scales() -> st.SearchStrategy[Scale]:
-    columns = st.lists(st.integers(0, 40).map(lambda n: n / 8), min_size=7, max_size=7)
-    most = st.none() | st.integers(1, 30).map(float)
-    return st.builds(Scale, mean=columns, std=columns, max_value=most, zero_center=st.booleans())
-
-
 RECIPES: list[list[Transform]] = [
     [NormalizeTotal(100.0)],
     [NormalizeTotal(100.0), Log1p()],
     [Log1p(), Binarize(0.9)],
-    [NormalizeTotal(100.0), Scale(None, np.arange(1, 8) / 8, zero_center=False)],
 ]
 ONE = st.one_of(
     st.builds(NormalizeTotal, st.sampled_from([1.0, 1e4, 1e6])),
     st.just(Log1p()),
-    st.builds(Binarize, st.sampled_from([0.0, 0.1, 3.0, -1.0])),
-    scales(),
+    st.builds(Binarize, st.sampled_from([0.0, 0.1, 3.0])),
 )
 
 
@@ -158,8 +140,7 @@ def checked(write) -> Callable[..., None]:
         edit: Callable[[h5py.File], None] | None = None,
     ) -> None:
         collection = open_collection(write(X, is_sparse=is_sparse, edit=edit))
-        is_dense = not all(each.keeps_zeros for each in transforms)
-        options: dict[str, Any] = {"dense": is_dense, "dtype": dtype, "num_threads": threads}
+        options: dict[str, Any] = {"dtype": dtype, "num_threads": threads}
         options |= {"seed": 0, "transform": transforms}
         dataset = CellDataset(collection, BlockShuffling(2), 5, 2, **parameters_of(options))
         found = delivered(dataset, len(X))
@@ -205,13 +186,12 @@ class TestWhatMayNotBeCounts:
     """Values whose logarithm is NaN, and rows whose total is no integer."""
 
     @IN_EVERY_WAY
-    @pytest.mark.parametrize("first", [(), (Scale([1.0] * 7, [1.0] * 7, zero_center=False),)])
-    def test_are_told_once_with_their_number(self, write, dtype, is_sparse, num_workers, first):
+    def test_are_told_once_with_their_number(self, write, dtype, is_sparse, num_workers):
         X = np.random.default_rng(0).normal(size=(20, N_GENES))
         X[3, 2] = -1
         n_undefined = np.count_nonzero(X.astype(dtype) <= -1)
         (minibatch,) = told_once(
-            one_minibatch(write(X, is_sparse=is_sparse), [*first, Log1p()], dtype=dtype),
+            one_minibatch(write(X, is_sparse=is_sparse), [Log1p()], dtype=dtype),
             num_workers,
             rf"^{n_undefined} values so far are -1 or less",
         )
@@ -219,9 +199,7 @@ class TestWhatMayNotBeCounts:
         assert n_undefined == np.count_nonzero(~np.isfinite(np.asarray(values)))
 
     @IN_EVERY_WAY
-    @pytest.mark.parametrize(
-        "then", [(), (Log1p(),), (Scale([0.0] * 7, [1.0] * 7, zero_center=False),)]
-    )
+    @pytest.mark.parametrize("then", [(), (Log1p(),)])
     def test_what_is_log_transformed_already(self, write, dtype, is_sparse, num_workers, then):
         X = np.log1p(np.random.default_rng(0).poisson(0.7, (20, N_GENES))).astype(np.float32)
         X[3] = 0
@@ -310,20 +288,6 @@ class TestFormulas:
         checked(X, recipe, is_sparse=True, units=3, **options)
 
     @SPARSE_AND_DENSE
-    @pytest.mark.parametrize("zero_center", [True, False])
-    def test_of_a_whole_recipe(self, write, is_sparse, zero_center):
-        X = np.random.default_rng(0).poisson(1.0, (30, N_GENES)).astype(np.float64)
-        normal = expected_of(X, NORMALIZED)
-        scale = Scale(normal.mean(0), normal.std(0), max_value=1.5, zero_center=zero_center)
-        collection = open_collection(write(X, is_sparse=is_sparse))
-        options: dict[str, Any] = {"dense": zero_center, "transform": [*NORMALIZED, scale]}
-        found = delivered(
-            CellDataset(collection, BlockShuffling(4), 8, seed=0, **parameters_of(options)), 30
-        )
-        assert np.abs(found).max() == 1.5 or not zero_center
-        np.testing.assert_allclose(found, expected_of(X, [*NORMALIZED, scale]), atol=1e-13)
-
-    @SPARSE_AND_DENSE
     def test_logarithms_are_right_to_one_unit(self, write_h5ad, is_sparse):
         """Over all magnitudes, and beside where one polynomial ends and the next begins."""
         near = np.concatenate([np.sqrt(2.0) ** np.arange(1, 60) - 1, 2.0 ** np.arange(-30, 99)])
@@ -343,7 +307,7 @@ class TestFormulas:
 class TestSparse:
     @pytest.mark.parametrize(
         "transform",
-        [*NORMALIZED, Binarize(1), Scale(None, np.ones(11), zero_center=False)],
+        [*NORMALIZED, Binarize(1)],
         ids=lambda each: type(each).__name__,
     )
     def test_stays_sparse(self, plates, transform):
@@ -380,17 +344,6 @@ class TestSparse:
         for _ in range(2):
             found = delivered(dataset, len(values))
             assert_as_exact_as(found, expected_of(values, NORMALIZED), 1)
-
-    @pytest.mark.parametrize(
-        "transform", [Scale(np.zeros(11), np.ones(11)), Binarize(-1)], ids=["Scale", "Binarize"]
-    )
-    def test_is_not_made_dense_unasked(self, plates, transform):
-        collection, transforms = open_collection(plates), [Log1p(), transform]
-        with pytest.raises(ParameterError, match=r"^'X' is sparse, and .* use dense=True"):
-            CellDataset(collection, Streaming(), 8, transform=transforms)
-        options: dict[str, Any] = {"dense": True, "fetch_transform": lambda cells: cells}
-        with pytest.raises(ParameterError, match="dense=True without `fetch_transform`"):
-            CellDataset(collection, Streaming(), 8, transform=transforms, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -534,11 +487,6 @@ class TestElements:
         with pytest.raises(ParameterError, match="names 'raw/X', which is not among the elements"):
             CellDataset(collection, Streaming(), 8, transform={"raw/X": Log1p()})
 
-    def test_columns_of_another_element(self, collection):
-        scale = Scale(np.zeros(3), np.ones(3))
-        with pytest.raises(ParameterError, match="got 3 for the 7 columns of 'layers/counts'"):
-            CellDataset(collection, Streaming(), 8, transform=scale)
-
     @pytest.mark.parametrize(
         "wrong", [Log1p, "log1p", np.log1p, [Log1p(), 3], {"X": None}], ids=repr
     )
@@ -559,13 +507,7 @@ class TestValues:
             functools.partial(NormalizeTotal, "1e4"),  # type: ignore[arg-type]
             functools.partial(Binarize, float("nan")),
             functools.partial(Binarize, True),
-            functools.partial(Scale, [1.0], [-1.0]),
-            functools.partial(Scale, [1.0], [np.nan]),
-            functools.partial(Scale, [1.0, 2.0], [1.0]),
-            functools.partial(Scale, [[1.0]], [[1.0]]),
-            functools.partial(Scale, None, [1.0]),
-            functools.partial(Scale, ["a"], [1.0]),
-            functools.partial(Scale, [0.0], [1.0], max_value=-1),
+            functools.partial(Binarize, -0.5),
         ],
         ids=repr,
     )
@@ -576,29 +518,3 @@ class TestValues:
     def test_they_are_told_apart_by_what_they_say(self):
         assert NormalizeTotal() == NormalizeTotal(10_000) != NormalizeTotal(1e6)
         assert repr(NormalizeTotal(float(np.float32(0.5)))) == "NormalizeTotal(target_sum=0.5)"
-        ones, others = np.ones(2_000), np.ones(2_000)
-        others[1_000] = 2
-        assert repr(Scale(ones, ones)) == repr(Scale(list(ones), ones))
-        texts = {
-            repr(each)
-            for each in (
-                Scale(ones, ones),
-                Scale(others, ones),
-                Scale(ones, others),
-                Scale(ones, ones, 3),
-                Scale(ones, ones, zero_center=False),
-                Scale(None, ones, zero_center=False),
-            )
-        }
-        assert len(texts) == 6
-
-    def test_arrays_are_copies_that_nobody_can_change(self):
-        mean, std = np.zeros(3), np.ones(3)
-        scale = Scale(mean, std)
-        mean[:] = std[:] = 9
-        assert np.asarray(scale.mean).tolist() == [0, 0, 0]
-        assert np.asarray(scale.std).tolist() == [1, 1, 1]
-        with pytest.raises(ValueError, match="read-only"):
-            np.asarray(scale.std)[0] = 5
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            scale.max_value = 3  # type: ignore[misc]

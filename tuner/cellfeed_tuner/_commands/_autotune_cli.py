@@ -140,11 +140,6 @@ _OF_SUBJECT = _with(
     click.option("--align", is_flag=True,
                   callback=lambda *given: (None, "chunks") if given[-1] else (),
                   help="Also try blocks aligned with chunks."),
-    click.option(
-        "--uncached",
-        is_flag=True,
-        help="Leave nothing in the page cache, as `open_collection(uncached=True)`.",
-    ),
     click.option("--storage-options", type=click.Path(dir_okay=False, path_type=Path),
                   metavar="FILE.json",
                   help="Storage options for files on servers; credentials are not saved."),
@@ -235,7 +230,6 @@ def _opened(
         elements=settings.pop("elements"),
         join_vars=settings.pop("join_vars"),
         storage_options=_storage_options(settings.pop("storage_options")),
-        uncached=settings.pop("uncached"),
     )
     if not settings["label"]:
         there = ", ".join(collection.obs_columns) or "none"

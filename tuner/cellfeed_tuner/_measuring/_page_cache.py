@@ -188,9 +188,6 @@ def cache_state(collection: "Collection", requested: CacheState | None) -> Cache
                 "machine; give 'cold' or 'warm'"
             )
             raise ParameterError(msg)
-        if requested == "warm" and collection.uncached:
-            msg = f"cache='warm', but {collection.locations[0]} is opened `uncached`"
-            raise ParameterError(f"{msg}; leave `cache` out, or open it without")
         size, available = bytes_on_disk(collection), usable_memory_bytes()
         if requested == "warm" and size > WARM_SHARE_OF_MEMORY * available:
             msg = (

@@ -252,8 +252,6 @@ def code_to_paste(result: AutotuneResult, saved_as: Path) -> str:
         arguments += f", elements={list(dataset.elements)!r}"
     if dataset.has_storage_options:
         arguments += ", storage_options=..."
-    if dataset.uncached:
-        arguments += ", uncached=True"
     rows = ""
     if selection is not None:
         rows = f"collection.where({selection.where!r})" if selection.where else "rows"

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, wait
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 from weakref import WeakKeyDictionary
@@ -30,7 +29,6 @@ from cellfeed._errors import (
     RemoteError,
 )
 from cellfeed.bytes._location import Location, StorageOptions
-from cellfeed.bytes._remote._disk_cache import DiskCache
 from cellfeed.bytes._store import LOOK_UP_SECONDS, is_cancelled
 
 _Answer = TypeVar("_Answer")
@@ -79,11 +77,6 @@ class Version:
     size: int
     etag: str | None
     modified: datetime | None
-
-    @property
-    def strong_etag(self) -> str | None:
-        """The ETag, if no two contents can have the same one."""
-        return None if self.etag is None or self.etag.startswith("W/") else self.etag
 
     def check(self, answer: Any) -> None:
         """Check that an answer of obstore, its result of a ``get``, is of this version.
@@ -164,12 +157,6 @@ def stores_of(location: Location) -> tuple[Stores, str]:
                 _store(location, root, _CLIENT), _store(location, root, _BLOCKING)
             )
         return opened[root], path
-
-
-@cache
-def disk_cache(max_bytes: int) -> DiskCache | None:
-    """Return a cache on this machine's disk, one per process; None if its size limit is 0."""
-    return DiskCache(max_bytes) if max_bytes else None
 
 
 def check_url(location: Location) -> None:

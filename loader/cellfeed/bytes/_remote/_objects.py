@@ -1,33 +1,354 @@
-"""Objects of a server that contain chunks.
+"""Requests for bytes of objects: which ranges are joined, how many are in flight, and retries.
 
 The ranges of a fetch are known before it is read. Neighbouring ranges are joined into requests,
 requests into batches that are awaited together, and each answer waits for the fetch that needs it.
+Requests are sent in the order in which they were submitted; answers come in any order. Sending runs
+in the thread of the event loop, so it needs no lock.
 """
 
+import asyncio
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import cache
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import partial
 from itertools import count, pairwise
+from statistics import median
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cellfeed._errors import CellfeedError, PathError
 from cellfeed.bytes._location import LastingIdentity, Location, digest_of
-from cellfeed.bytes._remote._client import Version, cancelled, disk_cache, stores_of
-from cellfeed.bytes._remote._disk_cache import DiskCache, ObjectVersion
-from cellfeed.bytes._remote._scheduler import (
-    GAP,
-    LARGEST_REQUEST,
-    Batch,
-    Object,
-    Request,
-    scheduler_of,
+from cellfeed.bytes._remote._client import (
+    Stores,
+    Version,
+    ask_in_loop,
+    cancelled,
+    check_length,
+    in_loop,
+    is_forked,
+    is_overload,
+    stores_of,
 )
 from cellfeed.bytes._store import LOOK_UP_SECONDS, Arrival, ByteStore, is_cancelled, joined
+
+LARGEST_REQUEST = 1 << 23  # a larger one would arrive late, and occupy memory, as a whole
+# A gap of so many bytes between two ranges is read, too. On the loopback interface, a request costs
+# about the processor time of reading these; at 125 MB/s, they take 0.5 ms.
+GAP = 1 << 16
+
+# The number of concurrent requests.
+
+_FIRST, _LEAST, _MOST = 8, 4, 256
+_GROWTH = 2
+_RISE, _GAIN = 1.4, 1.1  # of throughput: to double again, and to keep the limit
+_ROUNDS_ON_A_PLATEAU = 8
+
+
+class Window:
+    """The limit of concurrent requests: it grows as long as that raises throughput.
+
+    Throughput is the number of concurrent requests divided by the duration of one, by Little's law.
+    The duration is the median over requests that were sent at the present limit, once as many of
+    them were answered as the limit allows. Requests that open a connection take longer, but are
+    fewer than half. The limit doubles until doubling raises throughput by less than two fifths, and
+    is reset if it raised it by less than a tenth; some rounds later doubling is tried again. The
+    limit halves if the server asks for fewer requests.
+
+    Attributes
+    ----------
+    first
+        Initial limit of new instances in this process.
+    """
+
+    first = _FIRST
+
+    def __init__(self) -> None:
+        self.limit = self.first
+        self._before = self.first  # the limit before the last growth
+        self._best = 0.0
+        self._n_rounds = 0
+        self._seconds = list[float]()
+        self._since = 0.0
+
+    def record(self, began: float, now: float, *, is_full: bool) -> None:
+        """Record a request that was answered, and whether others are queued."""
+        if began < self._since:
+            return
+        if not is_full:  # a limit that does not bind cannot be judged
+            self._begin_round(now)
+            return
+        self._seconds.append(now - began)
+        if len(self._seconds) >= self.limit:
+            self._end_round(self.limit / max(median(self._seconds), 1e-6))
+            self._begin_round(now)
+
+    def overloaded(self, now: float) -> None:
+        """Record that the server asked for fewer requests."""
+        self._begin_round(now)
+        self.limit = self._before = max(_LEAST, self.limit // 2)
+        self._best, self._n_rounds = 0.0, 0
+
+    def _end_round(self, rate: float) -> None:
+        self._n_rounds += 1
+        if rate > self._best * _RISE or self._n_rounds > _ROUNDS_ON_A_PLATEAU:
+            self._best, self._n_rounds, self._before = rate, 0, self.limit
+            self.limit = min(self.limit * _GROWTH, _MOST)
+        elif self._n_rounds == 1 and rate < self._best * _GAIN:
+            self.limit = self._before  # the last growth brought nothing
+
+    def _begin_round(self, now: float) -> None:
+        self._since = now
+        self._seconds.clear()
+
+
+def begin_with_requests(n: int) -> None:
+    """Set the initial number of concurrent requests to servers that this process has not used yet.
+
+    Use it in short-lived processes, which would end before they have found how many requests a link
+    sustains: pass the result of `requests_under_way` from an earlier process.
+
+    Parameters
+    ----------
+    n
+        Number of requests, clipped to [4, 256].
+    """
+    Window.first = max(_LEAST, min(n, _MOST))
+
+
+@dataclass(slots=True)
+class RequestCounters:
+    """Requests to a store since it was opened.
+
+    Parameters
+    ----------
+    n_requests, n_bytes
+        Answered requests, and their bytes, including gaps.
+    n_wanted
+        Bytes of these that were needed.
+    n_repeated
+        Requests that failed and were retried.
+    """
+
+    n_requests: int = 0
+    n_bytes: int = 0
+    n_wanted: int = 0
+    n_repeated: int = 0
+
+
+class Object(NamedTuple):
+    """An object of a store.
+
+    Parameters
+    ----------
+    location, path
+        The object, and its path in the store.
+    version
+        The version that it must have; None if any is accepted.
+    """
+
+    location: Location
+    path: str
+    version: Version | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """Bytes of one object that are requested together.
+
+    Parameters
+    ----------
+    wanted, first, stop
+        The object, the first byte, and the end.
+    n_wanted
+        Number of these bytes that are needed; the others are gaps.
+    ranges
+        Numbers of the ranges that lie in these bytes.
+    """
+
+    wanted: Object
+    first: int
+    stop: int
+    n_wanted: int
+    ranges: Sequence[int]
+
+
+class Batch:
+    """Requests to a store that are awaited together.
+
+    Parameters
+    ----------
+    requests
+        The requests. An object whose version is not known may end before them.
+
+    Attributes
+    ----------
+    location
+        Location of one of the objects, for messages.
+    is_here
+        Done once each request is answered, or has failed.
+    is_cancelled
+        Whether the requests are no longer needed.
+    """
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests, self.location = requests, requests[0].wanted.location
+        self._answers: list[memoryview | BaseException | None] = [None] * len(requests)
+        self.is_here = Future[None]()
+        self.is_cancelled = False
+        self.tasks = set[asyncio.Task[memoryview | None]]()
+        self._n_left = len(requests)
+
+    def result(self, number: int) -> memoryview | None:
+        """Wait for all answers; return that of one request, None if there is no such object.
+
+        Each request ends in bounded time, so this does too, and immediately when the process exits,
+        which must not wait for a server.
+
+        Raises
+        ------
+        RemoteError
+            The requests are no longer needed, as when the process exits.
+        CellfeedError
+            The request failed.
+        """
+        while not self.is_here.done() and not wait([self.is_here], LOOK_UP_SECONDS).done:
+            if self.is_cancelled or is_cancelled():  # others may still be waiting for it
+                raise cancelled(self.location)
+        answer = self._answers[number]
+        if isinstance(answer, CellfeedError):
+            raise type(answer)(*answer.args)  # a copy, as other threads raise it too
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def cancel(self) -> None:
+        """Cancel requests that have not been answered; from any thread, and without waiting."""
+        if not self.is_here.done() and not is_forked():
+            in_loop(self._cancel)
+
+    def _cancel(self) -> None:
+        self.is_cancelled = True
+        for task in list(self.tasks):
+            task.cancel()
+
+    def put(self, number: int, answer: memoryview | BaseException | None) -> None:
+        """Store an answer."""
+        self._answers[number] = answer
+        self._n_left -= 1
+        if not self._n_left:
+            self.is_here.set_result(None)
+
+
+class Scheduler:
+    """Sends requests to one store.
+
+    Parameters
+    ----------
+    store
+        The store of obstore.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._waiting = deque[tuple[Batch, int]]()
+        self._n_in_flight = 0
+        self.window = Window()
+        self.counters = RequestCounters()
+
+    def submit(self, batches: Sequence[Batch]) -> None:
+        """Queue requests; from any thread, and without waiting."""
+        in_loop(self._submit, batches)
+
+    def _submit(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self._waiting += ((batch, number) for number in range(len(batch.requests)))
+        self._send()
+
+    def _send(self) -> None:
+        while self._waiting and self._n_in_flight < self.window.limit:
+            batch, number = self._waiting.popleft()
+            if batch.is_cancelled:
+                continue
+            self._n_in_flight += 1
+            request = batch.requests[number]
+            receiving = self._receive(request)
+            task = asyncio.get_running_loop().create_task(receiving)
+            batch.tasks.add(task)
+            # Also called for a task that was cancelled before it began.
+            task.add_done_callback(partial(self._answered, batch, number))
+
+    def _answered(self, batch: Batch, number: int, task: "asyncio.Task[memoryview | None]") -> None:
+        self._n_in_flight -= 1
+        asyncio.get_running_loop().call_soon(self._send)
+        batch.tasks.discard(task)
+        if task.cancelled():
+            batch.put(number, cancelled(batch.requests[number].wanted.location))
+            return
+        error = task.exception()
+        if error is None:
+            batch.put(number, task.result())
+        elif isinstance(error, CellfeedError):
+            batch.put(number, error.with_traceback(None))
+        else:  # of our own code, since somebody waits for the result
+            batch.put(number, error)
+
+    async def _receive(self, request: Request) -> memoryview | None:
+        """Return the bytes, None if the object does not exist and need not exist."""
+        ask, where = partial(self._ask, request), (request.first, request.stop)
+        try:
+            return await ask_in_loop(request.wanted.location, ask, *where, self._before_retry)
+        except PathError:
+            if request.wanted.version is None:
+                return None
+            raise
+
+    def _before_retry(self, error: BaseException) -> None:
+        self.counters.n_repeated += 1
+        if is_overload(error):
+            self.window.overloaded(time.monotonic())
+
+    async def _ask(self, request: Request) -> memoryview:
+        wanted, began = request.wanted, time.monotonic()
+        options = {"range": (request.first, request.stop)}
+        got = await self._store.get_async(wanted.path, options=options)
+        if wanted.version is not None:
+            wanted.version.check(got)
+        content = memoryview(await got.bytes_async())
+        if wanted.version is not None:
+            check_length(got, content, request.stop - request.first)
+        self.counters.n_requests += 1
+        self.counters.n_bytes += len(content)
+        self.counters.n_wanted += min(request.n_wanted, len(content))
+        self.window.record(began, time.monotonic(), is_full=bool(self._waiting))
+        return content
+
+
+_schedulers = WeakKeyDictionary[Stores, Scheduler]()
+_lock = threading.Lock()
+
+
+def requests_under_way() -> int:
+    """Return the current limit of concurrent requests, the largest of any server; 0 without one."""
+    with _lock:
+        return max((each.window.limit for each in _schedulers.values()), default=0)
+
+
+def scheduler_of(location: Location) -> Scheduler:
+    """Return the scheduler of the store that contains an object."""
+    stores, _ = stores_of(location)
+    with _lock:
+        return _schedulers.setdefault(stores, Scheduler(stores.store))
+
+
+# The objects of an array, and the requests for their ranges.
 
 Range = tuple[int, int, int]  # file, first byte and number of bytes
 Content = bytes | memoryview | NDArray[np.uint8] | None
@@ -68,42 +389,19 @@ class Pending:
 
     Parameters
     ----------
-    ranges
-        The ranges.
     places
-        Where each of them comes from, or its bytes, once that is known.
-    location
-        Location of one of the files, for messages.
+        The request of each range, or its bytes if there are none.
     """
 
-    def __init__(
-        self,
-        ranges: Sequence[Range],
-        places: Future[Mapping[Range, Place | Content]],
-        location: Location,
-    ) -> None:
-        self.ranges = set(ranges)
-        self._places = places
-        self._location = location
-        weakref.finalize(self, _cancel, places).atexit = False
-
-    def places(self) -> Mapping[Range, Place | Content]:
-        """Return where ranges come from; waits only for this machine's disk."""
-        while not self._places.done() and not wait([self._places], LOOK_UP_SECONDS).done:
-            if is_cancelled():
-                raise cancelled(self._location)
-        return self._places.result()
+    def __init__(self, places: Mapping[Range, Place | bytes]) -> None:
+        self.places = places
+        batches = {each.batch for each in places.values() if isinstance(each, Place)}
+        weakref.finalize(self, _cancel, batches).atexit = False
 
 
-def _cancel(places: Future[Mapping[Range, Place | Content]]) -> None:
-    if not places.cancel():
-        places.add_done_callback(_cancel_batches)
-
-
-def _cancel_batches(places: Future[Mapping[Range, Place | Content]]) -> None:
-    if places.exception() is None:
-        for batch in {each.batch for each in places.result().values() if isinstance(each, Place)}:
-            batch.cancel()
+def _cancel(batches: Iterable[Batch]) -> None:
+    for each in batches:
+        each.cancel()
 
 
 class RemoteObjects(ByteStore):
@@ -170,8 +468,8 @@ class RemoteObjects(ByteStore):
     ) -> Sequence[Arrival]:
         """Return the arrivals of ranges; see `ByteStore`."""
         ranges, arrivals = Ranges(files, offsets, sizes), list[Arrival]()
-        for pending, numbers in self._sources(ranges):
-            places, together = pending.places(), dict[Future[None], list[int]]()
+        for pending, places, numbers in self._sources(ranges):
+            together = dict[Future[None], list[int]]()
             for k in numbers:
                 place = places[ranges.listed[k]]
                 is_here = place.batch.is_here if isinstance(place, Place) else _HERE
@@ -191,9 +489,7 @@ class RemoteObjects(ByteStore):
         """Return ranges; request those that were not expected; see `ByteStore`."""
         ranges = Ranges(files, offsets, sizes)
         found: list[Content] = [None] * files.size
-        answered = list[int]()
-        for pending, numbers in self._sources(ranges):
-            places = pending.places()
+        for pending, places, numbers in self._sources(ranges):
             for k in numbers:
                 place = places[ranges.listed[k]]
                 if not isinstance(place, Place):
@@ -202,12 +498,10 @@ class RemoteObjects(ByteStore):
                 try:
                     answer = place.batch.result(place.request)
                 except Exception:
-                    pending.ranges.clear()  # so that a retry requests them again
+                    pending.places = {}  # so that a retry requests them again
                     raise
                 if answer is not None:
                     found[k] = answer[place.first : place.first + ranges.listed[k][2]]
-                answered.append(k)
-        self._cache_answers(ranges, found, answered)
         return found
 
     def _enter_process(self) -> None:
@@ -221,8 +515,10 @@ class RemoteObjects(ByteStore):
                     self._pending = weakref.WeakValueDictionary[int, Pending]()
                     self._process = process
 
-    def _sources(self, ranges: Ranges) -> Iterator[tuple[Pending, Sequence[int]]]:
-        """Iterate over requests that deliver some ranges, with the numbers of these.
+    def _sources(
+        self, ranges: Ranges
+    ) -> Iterator[tuple[Pending, Mapping[Range, Place | bytes], Sequence[int]]]:
+        """Iterate over requests that deliver some ranges, with their places, and their numbers.
 
         Ranges that were not requested are requested.
         """
@@ -231,52 +527,25 @@ class RemoteObjects(ByteStore):
         for reference in self._pending.valuerefs():  # the oldest fetch is read first
             pending = reference()
             if pending is not None and remaining:
-                own, others = list[int](), list[int]()
+                places, own, others = pending.places, list[int](), list[int]()
                 for k in remaining:
-                    (own if ranges.listed[k] in pending.ranges else others).append(k)
+                    (own if ranges.listed[k] in places else others).append(k)
                 remaining = others
                 if own:
-                    yield pending, own
+                    yield pending, places, own
         if remaining:
-            yield self._request(ranges[remaining]), remaining
+            pending = self._request(ranges[remaining])
+            yield pending, pending.places, remaining
 
     def _request(self, ranges: Ranges) -> Pending:
-        """Request ranges, without waiting for this machine's disk."""
-        cache, places = self._cache(), Future[Mapping[Range, Place | Content]]()
-        if cache is None:
-            places.set_result(self._places(ranges))
-        else:
-            places = _disk_threads().submit(self._found_or_requested, ranges, cache)
-        pending = Pending(ranges.listed, places, self.location_of(ranges.listed[0][0]))
-        self._pending[next(_numbers)] = pending
-        return pending
-
-    def _found_or_requested(
-        self, ranges: Ranges, cache: DiskCache
-    ) -> Mapping[Range, Place | Content]:
-        """Look ranges up in this machine's disk cache, and request the others from the server."""
-        versions = self._cached_versions(ranges)
-        known = [each for each in ranges.listed if each[0] in versions]
-        contents = cache.read([(versions[file], first, size) for file, first, size in known])
-        found: dict[Range, Place | Content] = {
-            each: content
-            for each, content in zip(known, contents, strict=True)
-            if content is not None
-        }
-        others = [k for k, each in enumerate(ranges.listed) if each not in found]
-        return found | self._places(ranges[others])
-
-    def _places(self, ranges: Ranges) -> dict[Range, Place | Content]:
-        """Request ranges; return where each comes from, or its bytes if there are none."""
+        """Request ranges, without waiting."""
         limits = self._sizes(ranges.files, np.iinfo(np.int64).max)
         stops = np.minimum(ranges.offsets + ranges.sizes, limits)
         firsts, lengths = ranges.offsets, np.maximum(stops - ranges.offsets, 0)
         is_empty = lengths == 0  # a file may end before its range does
         some = np.flatnonzero(~is_empty)
-        places: dict[Range, Place | Content]
+        places: dict[Range, Place | bytes]
         places = {ranges.listed[k]: b"" for k in np.flatnonzero(is_empty).tolist()}
-        if not some.size:
-            return places
         order, bounds = joined(
             ranges.files[some], firsts[some], lengths[some], GAP, LARGEST_REQUEST
         )
@@ -304,39 +573,6 @@ class RemoteObjects(ByteStore):
                 for k in request.ranges:
                     each = ranges.listed[k]
                     places[each] = Place(batch, number, each[1] - request.first)
-        return places
-
-    def _cache_answers(
-        self, ranges: Ranges, found: Sequence[Content], answered: Sequence[int]
-    ) -> None:
-        """Cache ranges from the server on this machine's disk, if the user enabled that."""
-        cache = self._cache()
-        if cache is None or not answered:
-            return
-        versions = self._cached_versions(ranges)
-        cache.write(
-            [
-                (versions[file], first, content)
-                for (file, first, size), content in ((ranges.listed[k], found[k]) for k in answered)
-                if file in versions and isinstance(content, memoryview) and len(content) == size
-            ]
-        )
-
-    def _cache(self) -> DiskCache | None:
-        return disk_cache(self._locations(0).options.cache_bytes)
-
-    def _cached_versions(self, ranges: Ranges) -> Mapping[int, ObjectVersion]:
-        """Return what identifies the objects of ranges, without those that cannot be cached."""
-        found = dict[int, ObjectVersion]()
-        for file in np.unique(ranges.files).tolist():
-            version = self._versions(file)
-            if version is not None and version.strong_etag is not None:
-                url = str(self._locations(file))
-                found[file] = ObjectVersion(url, version.strong_etag, version.size)
-        return found
-
-
-@cache
-def _disk_threads() -> ThreadPoolExecutor:
-    """Return the threads that read from this machine's disk."""
-    return ThreadPoolExecutor(2, thread_name_prefix="cellfeed-cached")
+        pending = Pending(places)
+        self._pending[next(_numbers)] = pending
+        return pending

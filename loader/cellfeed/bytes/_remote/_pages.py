@@ -30,7 +30,7 @@ from cellfeed.bytes._remote._client import (
     open_object,
     stores_of,
 )
-from cellfeed.bytes._remote._scheduler import LARGEST_REQUEST
+from cellfeed.bytes._remote._objects import LARGEST_REQUEST
 from cellfeed.bytes._store import joined
 
 # Reading several files with h5py concurrently, although h5py locks all of HDF5 while it reads.

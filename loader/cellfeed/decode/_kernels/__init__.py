@@ -12,8 +12,16 @@ if typing.TYPE_CHECKING:
     from cellfeed.decode._kernels._decoding import advise, decode, head_sizes, resolve
     from cellfeed.decode._kernels._decompression import decompressor, unshuffle
     from cellfeed.decode._kernels._native import count
-    from cellfeed.decode._kernels._placing import copy_all, crossings_ascend, densify, place
-    from cellfeed.decode._kernels._planning import plan_ranges, plan_rows, plan_selected, trim
+    from cellfeed.decode._kernels._placing import (
+        copy_all,
+        crossings_ascend,
+        densify,
+        place,
+        plan_ranges,
+        plan_rows,
+        plan_selected,
+        trim,
+    )
     from cellfeed.decode._kernels._selecting import gather, sort_rows
     from cellfeed.decode._kernels._transforming import cast_address, transform_rows
 else:
@@ -21,8 +29,9 @@ else:
         "_decoding": "advise decode head_sizes resolve",
         "_decompression": "decompressor unshuffle",
         "_native": "count",
-        "_placing": "copy_all crossings_ascend densify place",
-        "_planning": "plan_ranges plan_rows plan_selected trim",
+        "_placing": (
+            "copy_all crossings_ascend densify place plan_ranges plan_rows plan_selected trim"
+        ),
         "_selecting": "gather sort_rows",
         "_transforming": "cast_address transform_rows",
     }

@@ -52,7 +52,6 @@ ZSTD_START_STREAM = _c_function("ZSTD_initDStream", "numcodecs.zstd")
 ZSTD_STREAM = _c_function("ZSTD_decompressStream", "numcodecs.zstd")
 BLOSC_VALIDATE = _c_function("blosc_cbuffer_validate", "numcodecs.blosc")
 BLOSC_DECOMPRESS = _c_function("blosc_decompress_ctx", "numcodecs.blosc")
-BLOSC_GETITEM = _c_function("blosc_getitem", "numcodecs.blosc")
 LZ4_DECOMPRESS = _c_function("LZ4_decompress_safe", "numcodecs.blosc")
 LZ4_DECOMPRESS_HEAD = _c_function("LZ4_decompress_safe_partial", "numcodecs.blosc")
 LZF_DECOMPRESS = _c_function("lzf_decompress", "h5py.h5z")
@@ -173,7 +172,8 @@ def hdf5_filter(number: int) -> Hdf5Filter | None:
 def can_cast(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     """Return whether compiled code can cast elements."""
     is_halved = source == np.float32 and target == np.float16 and source.isnative
-    return source == target or is_halved or (_is_plain(source) and _is_plain(target))
+    are_plain = _is_plain(source) and _is_plain(target) and target != np.bool_
+    return source == target or is_halved or are_plain
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:

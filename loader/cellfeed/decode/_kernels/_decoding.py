@@ -23,8 +23,7 @@ from cellfeed.decode._kernels._native import (
     pointer_to,
     row_of,
 )
-from cellfeed.decode._kernels._placing import placer
-from cellfeed.decode._kernels._planning import extent
+from cellfeed.decode._kernels._placing import extent, placer
 from cellfeed.decode._kernels._transforming import step_applier
 
 # Compiled: reading the bytes of chunks, adjacent chunks with one call.

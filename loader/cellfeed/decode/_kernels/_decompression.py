@@ -1,8 +1,9 @@
 """Compiled: decompressing chunks, each codec a function by itself; `_codecs` describes them.
 
 If only the head of a chunk is wanted, and its codec allows it, only that is decompressed. Deflate,
-LZ4 and LZF write sequentially, so a short buffer receives the head of a chunk; Blosc and Zstandard
-consist of blocks. This skips checks that need the end of a chunk: its checksum, and its size.
+LZ4 and LZF write sequentially, so a short buffer receives the head of a chunk; Zstandard and Blosc
+with LZ4 consist of blocks. This skips checks that need the end of a chunk: its checksum, and its
+size.
 """
 
 import errno
@@ -29,7 +30,7 @@ from cellfeed.decode._kernels._native import (
     stack,
     store_word,
 )
-from cellfeed.decode._kernels._planning import extent
+from cellfeed.decode._kernels._placing import extent
 
 # Every codec's function takes the address of the chunk and its size; of the output, of the chunk's
 # size after decompression; the first byte that is wanted and the one after the last; and addresses
@@ -164,23 +165,6 @@ def int32_at(address: int) -> int:
     return int(np.int32(number))
 
 
-@compiled("int64(int64, int64, int64, int64, CPointer(int64))", inner=True)
-def _blosc_head(source: int, target: int, expected: int, wanted: int, functions: Ints) -> int:
-    """Decompress whole blocks of a valid chunk; the bytes decompressed, 0 if that fails."""
-    if not functions[codecs.BLOSC_GETITEM]:
-        return 0
-    typesize = _byte_at(source + _BLOSC_TYPESIZE)
-    block = int32_at(source + _BLOSC_BLOCK_SIZE)
-    if typesize == 0 or block <= 0 or block % typesize:
-        return 0
-    n = -(-wanted // block) * block
-    if n >= expected:
-        return 0
-    n_items = -(-wanted // typesize)
-    result = np.int32(call(functions[codecs.BLOSC_GETITEM], (source, 0, n_items, target)))
-    return int(n) if result == n_items * typesize else 0
-
-
 @compiled("void(CPointer(int64), int64, int64, int64, int64)", inner=True)
 def _join_planes(planes: Ints, first: int, stop: int, target: int, itemsize: int) -> None:
     """Write elements ``[first, stop)`` of 2 or 4 bytes, whose bytes are in planes by position."""
@@ -298,8 +282,6 @@ def _blosc(source, size, target, expected, first, wanted, functions, zlib, zstd,
     if stated[0] != expected:
         return -fields.WRONG_SIZE
     n = _blosc_lz4(source, size, target, expected, first, wanted, table, work)
-    if n == 0 and wanted < expected:
-        n = _blosc_head(source, target, expected, wanted, table)
     if n:
         return n
     n = np.int64(np.int32(call(table[codecs.BLOSC_DECOMPRESS], (source, target, expected, 1))))

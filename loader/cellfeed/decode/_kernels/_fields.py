@@ -105,14 +105,11 @@ PER_CHUNK = 16
 ) = range(1, 10)
 CHECKSUM_BYTES = 4
 
-# Kinds of steps of transforms; those from CENTRED on depend on the columns of values.
-NORMALIZED, LOG1P, NORMALIZED_LOG1P, BINARIZED, CENTRED, SCALED = range(6)
-
-N_STEP_COLUMNS = 2  # of a table of steps: kind, and the number of its moments
+# Kinds of steps of transforms.
+NORMALIZED, LOG1P, NORMALIZED_LOG1P, BINARIZED = range(4)
 
 # Columns of a table of groups of rows to transform.
-FIRST_ROW, VALUES, ROW_LENGTH, COLUMNS, POINTERS, INDEX_ITEMSIZE = range(6)
-N_GROUP_COLUMNS = 6
+FIRST_ROW, VALUES, ROW_LENGTH, POINTERS, POINTER_ITEMSIZE, N_GROUP_COLUMNS = range(6)
 
 # Rows and chunks that a thread takes at a time, and the bytes that it reads at once.
 ROWS_OF_A_TASK = 16

@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from cellfeed._compiled import Purpose, compiled, compiled_callback
+from cellfeed._compiled import compiled, compiled_callback
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._fields import Ints
 from cellfeed.decode._kernels._native import (
@@ -26,9 +26,6 @@ from cellfeed.decode._kernels._native import (
     popcount,
     row_of,
 )
-
-PURPOSE = Purpose("selected genes, or genes in another order", 3)
-
 
 # Compiled: sorting the columns of sparse rows.
 #

@@ -9,7 +9,7 @@ from numba import types
 from numba.np.numpy_support import from_dtype
 from numpy.typing import NDArray
 
-from cellfeed._compiled import Purpose, compiled, compiled_callback
+from cellfeed._compiled import compiled, compiled_callback
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._fields import Ints
 from cellfeed.decode._kernels._native import (
@@ -26,8 +26,6 @@ from cellfeed.decode._kernels._native import (
     row_of,
 )
 
-PURPOSE = Purpose("transforms", 2)
-
 # Compiled conversions of elements from one dtype to another, by address.
 
 _SIGNATURE = types.void(types.int64, types.int64, types.int64)
@@ -36,18 +34,6 @@ _LARGEST_INT32 = np.iinfo(np.int32).max
 # Bits of a float32 without its sign; the last three are bounds of float16.
 _INFINITY = 0x7F800000
 _TOO_LARGE, _LEAST_NORMAL, _TOO_SMALL = 0x47800000, 0x38800000, 0x33000000
-
-# Casts of floats out of range are undefined in C. NumPy casts via these, and then truncates bits.
-_WRAPPED = {
-    np.dtype(target): np.dtype(via)
-    for target, via in (
-        (np.int8, np.int32),
-        (np.uint8, np.int32),
-        (np.int16, np.int32),
-        (np.uint16, np.int32),
-        (np.uint32, np.int64),
-    )
-}
 
 
 @cache
@@ -67,13 +53,12 @@ def cast_address(source: np.dtype[Any], target: np.dtype[Any], *, of_indices: bo
         _REFERENCED.append(_to_half())
         return int(_REFERENCED[-1].address)
     ins, outs = (from_dtype(_as_number(dtype)) for dtype in (source, target))
-    if target == np.bool_:
-        function = _to_bool(ins)
-    elif of_indices and target == np.int32:
+    if of_indices and target == np.int32:
         function = _to_int32(ins)
     else:
-        is_wrapped = source.kind == "f" and target in _WRAPPED
-        function = _to_number(ins, from_dtype(_WRAPPED[target]) if is_wrapped else ins, outs)
+        # Casts of floats out of range are undefined in C; NumPy truncates the bits of integers.
+        is_wrapped = source.kind == "f" and target.kind in "iu" and target.itemsize < 8
+        function = _to_number(ins, types.int64 if is_wrapped else ins, outs)
     _REFERENCED.append(function)
     return int(function.address)
 
@@ -102,16 +87,6 @@ def _to_int32(ins: Any) -> Any:
         for i in range(n):
             fits = 0 <= values[i] <= _LARGEST_INT32
             result[i] = types.int32(values[i]) if fits else types.int32(-1)
-
-    return cast
-
-
-def _to_bool(ins: Any) -> Any:
-    @compiled_callback(_SIGNATURE, listed=False)
-    def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
-        values, result = elements(source, ins), elements(target, types.uint8)
-        for i in range(n):
-            result[i] = values[i] != 0
 
     return cast
 
@@ -262,7 +237,7 @@ def _applies(dtype: Any) -> Any:
 
     @compiled_callback(_STEP_SIGNATURE)
     def apply(row, n, kind, number_at, non_counts, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        """Apply a step that needs no columns to a row."""
+        """Apply a step to a row."""
         values, number = elements(row, dtype), elements(number_at, np.float64)[0]
         if kind == fields.BINARIZED:
             for i in range(n):
@@ -299,40 +274,6 @@ def step_applier(itemsize: int) -> int:
     return int((_apply_to_floats if itemsize == 4 else _apply_to_doubles).address)
 
 
-# A function that scales a row takes the address of the values, and their number; of the columns,
-# and the size of one, 0 for a dense row; the kind of the step; and the addresses of its number, and
-# of the numbers to subtract and to divide by.
-_SCALE_SIGNATURE = types.int64(*[types.int64] * 8)
-
-
-def _scales(dtype: Any) -> Any:
-    @compiled_callback(_SCALE_SIGNATURE)
-    def scale(row, n, columns, index_itemsize, kind, number_at, mean_at, std_at):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        """Scale a row, and clip it; NaN stays NaN. Sparse rows are only divided."""
-        values, most = elements(row, dtype), elements(number_at, np.float64)[0]
-        mean, std = elements(mean_at, np.float64), elements(std_at, np.float64)
-        if index_itemsize == 0:
-            least = -most if kind == fields.CENTRED else -np.inf
-            for i in range(n):
-                scaled = divide(np.float64(values[i]) - mean[i], std[i])
-                scaled = max(scaled, least)
-                values[i] = min(scaled, most)
-        elif index_itemsize == 4:
-            narrow = elements(columns, np.int32)
-            for i in range(n):
-                values[i] = min(divide(np.float64(values[i]), std[narrow[i]]), most)
-        else:
-            wide = elements(columns, np.int64)
-            for i in range(n):
-                values[i] = min(divide(np.float64(values[i]), std[wide[i]]), most)
-        return 0
-
-    return scale
-
-
-_scale_floats, _scale_doubles = _scales(types.float32), _scales(types.float64)
-
-
 @compiled("int64(int64, int64, int64)", inner=True)
 def _pointer_at(pointers: int, itemsize: int, row: int) -> int:
     """Return an entry of a row pointer."""
@@ -345,9 +286,8 @@ def transform_rows(
     groups: Ints,
     rows: Ints,
     itemsize: int,
-    steps: Ints,
+    kinds: Ints,
     numbers: NDArray[np.float64],
-    moments: NDArray[np.float64],
     taken: Ints,
 ) -> None:
     """Transform rows until none is left; several threads share ``taken``.
@@ -356,48 +296,36 @@ def transform_rows(
     ----------
     groups
         A table of rows that are stored together: number of the first row, address of the values,
-        number of values per row if dense, and addresses of column indices and row pointer, with
-        their itemsize, if sparse. The first column of an additional last row marks the end.
+        number of values per row if dense, and address of the row pointer, with its itemsize, if
+        sparse. The first column of an additional last row marks the end.
     rows
         Numbers of the rows to transform, ascending.
     itemsize
         Size of a value in bytes; values are floats.
-    steps, numbers
-        The steps, in order: kinds, with the number of the moments that each uses, shape (n_steps,
-        2); and one number for each: a sum, a threshold, or the largest value; then the address of
-        two int64 that count values without a logarithm, and rows whose total is no integer.
-    moments
-        For each column the number to subtract, from dense rows only, and the divisor, shape
-        (n, 2, n_columns).
+    kinds, numbers
+        The steps, in order: kinds, shape (n_steps,), and one number for each: a sum or a threshold;
+        then the address of two int64 that count values without a logarithm, and rows whose total is
+        no integer.
     taken
         Number of rows that threads have begun, shape (1,).
     """
-    scale, scaling = 0, _scale_floats if itemsize == 4 else _scale_doubles
-    if (steps[:, 0] >= fields.CENTRED).any():
-        scale = scaling.address
-    apply = step_applier(itemsize) if (steps[:, 0] < fields.CENTRED).any() else 0
-    _transform_rows(groups, rows, itemsize, steps, numbers, moments, taken, apply, scale)
+    _transform_rows(groups, rows, itemsize, kinds, numbers, taken, step_applier(itemsize))
 
 
-@compiled(
-    "void(int64[:,::1], int64[::1], int64, int64[:,::1], float64[::1], float64[:,:,::1], "
-    "int64[::1], int64, int64)"
-)
+@compiled("void(int64[:,::1], int64[::1], int64, int64[::1], float64[::1], int64[::1], int64)")
 def _transform_rows(
     groups: Ints,
     rows: Ints,
     itemsize: int,
-    steps: Ints,
+    kinds: Ints,
     numbers: NDArray[np.float64],
-    moments: NDArray[np.float64],
     taken: Ints,
     apply: int,
-    scale: int,
 ) -> None:
-    """Do what `transform_rows` does, with addresses of functions that apply a step to a row."""
-    n_rows, n_steps, moments_bytes = rows.size, len(steps), moments.shape[2] * 8
-    groups_at, steps_at = address_of(groups), address_of(steps)
-    numbers_at, moments_at, rows = address_of(numbers), address_of(moments), pointer_to(rows)
+    """Do what `transform_rows` does, with the address of the function that applies a step."""
+    n_rows, n_steps = rows.size, len(kinds)
+    groups_at, numbers_at = address_of(groups), address_of(numbers)
+    rows, kinds = pointer_to(rows), pointer_to(kinds)
     while True:
         first = atomic_add(address_of(taken), fields.ROWS_OF_A_TASK)
         if first >= n_rows:
@@ -408,19 +336,10 @@ def _transform_rows(
                 g += 1
             group = row_of(groups_at, g, fields.N_GROUP_COLUMNS)
             number, n = rows[i] - group[fields.FIRST_ROW], group[fields.ROW_LENGTH]
-            start, columns = number * n, group[fields.COLUMNS]
-            index_itemsize = group[fields.INDEX_ITEMSIZE]
-            if index_itemsize:
-                start = _pointer_at(group[fields.POINTERS], index_itemsize, number)
-                n = _pointer_at(group[fields.POINTERS], index_itemsize, number + 1) - start
-                columns += start * index_itemsize
+            start, pointers = number * n, group[fields.POINTERS]
+            if group[fields.POINTER_ITEMSIZE]:
+                start = _pointer_at(pointers, group[fields.POINTER_ITEMSIZE], number)
+                n = _pointer_at(pointers, group[fields.POINTER_ITEMSIZE], number + 1) - start
             row = group[fields.VALUES] + start * itemsize
             for k in range(n_steps):
-                step = row_of(steps_at, k, fields.N_STEP_COLUMNS)
-                kind, number_at = step[0], numbers_at + 8 * k
-                if kind < fields.CENTRED:
-                    call(apply, (row, n, kind, number_at, numbers_at + 8 * n_steps, k))
-                else:
-                    mean = moments_at + 2 * step[1] * moments_bytes
-                    std = mean + moments_bytes
-                    call(scale, (row, n, columns, index_itemsize, kind, number_at, mean, std))
+                call(apply, (row, n, kinds[k], numbers_at + 8 * k, numbers_at + 8 * n_steps, k))

@@ -316,7 +316,6 @@ ANNDATA = Storage(
     schemes=SCHEMES,
     suffixes=(".h5ad", ".h5mu", ".zarr"),
     recognizes=_is_anndata,
-    reads_directly=True,
 )
 
 

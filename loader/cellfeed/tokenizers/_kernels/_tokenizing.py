@@ -24,10 +24,8 @@ from cellfeed.decode._kernels._native import (
     divide,
     float_of_bits,
 )
-from cellfeed.extending import Purpose, compiled, compiled_callback
+from cellfeed.extending import compiled, compiled_callback
 from cellfeed.tokenizers._kernels import _fields as fields
-
-PURPOSE = Purpose("tokens", 10)
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from tests.loader.matrices import dense
 from tests.servers.web import WebServer
 
-from cellfeed import BlockShuffling, CellDataset, ParameterError, open_collection
+from cellfeed import BlockShuffling, CellDataset, open_collection
 
 N_CELLS, N_GENES = 300, 40
 
@@ -130,7 +130,7 @@ def test_a_store_of_any_name(folder, uploaded, s3_server, store):
     assert_same(there, here, np.arange(len(here)))
 
 
-# What is cached on this machine's disk is not requested again
+# What opening reads is recorded, and not requested again
 
 
 @pytest.fixture
@@ -144,11 +144,6 @@ def gets(server):
     return [each for each in server.requests if each.method == "GET"]
 
 
-def epoch(collection):
-    dataset = CellDataset(collection, BlockShuffling(8), batch_size=50, seed=1, as_torch=False)
-    return np.concatenate([each.X.toarray() for each in dataset])
-
-
 def test_a_second_opening_asks_for_the_version_alone(server):
     first = open_collection(f"{server.url}/p0.h5ad")
     assert gets(server)
@@ -157,34 +152,16 @@ def test_a_second_opening_asks_for_the_version_alone(server):
     assert [each.method for each in server.requests] == ["HEAD"]
 
 
-def test_a_second_epoch_asks_for_nothing(folder, server):
-    collection = open_collection(f"{server.url}/p0.h5ad", cache="100MB")
-    first = epoch(collection)
-    assert gets(server)
-    server.requests.clear()
-    again = open_collection(f"{server.url}/p0.h5ad", cache="100MB")
-    np.testing.assert_array_equal(epoch(again), first)
-    assert not gets(server)
-    expected = open_collection(folder / "p0.h5ad")[:].X
-    np.testing.assert_array_equal(again[:].X.toarray(), expected.toarray())
-
-
 def test_what_was_replaced_is_not_found(tmp_path):
     plate(0).write_h5ad(tmp_path / "p0.h5ad")
     with WebServer(tmp_path) as server:
         url = f"{server.url}/p0.h5ad"
-        epoch(open_collection(url, cache="100MB"))
+        open_collection(url)
         adata = plate(8)
         adata.write_h5ad(tmp_path / "new.h5ad", compression="gzip")
         server.replace("p0.h5ad", (tmp_path / "new.h5ad").read_bytes())
-        again = open_collection(url, cache="100MB")
+        again = open_collection(url)
         np.testing.assert_array_equal(again[:].X.toarray(), adata.X.toarray())
-
-
-@pytest.mark.parametrize("cache", ["20 apples", 0, -1])
-def test_a_cache_has_a_size(web, cache):
-    with pytest.raises(ParameterError, match="cache"):
-        open_collection(f"{web}/p0.h5ad", cache=cache)
 
 
 # docs/how-to/remote.md runs as it stands

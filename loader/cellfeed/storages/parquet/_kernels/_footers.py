@@ -12,11 +12,9 @@ from numba import carray
 
 from cellfeed.decode._kernels._fields import Ints
 from cellfeed.decode._kernels._native import pointer
-from cellfeed.extending import Purpose, compiled
+from cellfeed.extending import compiled
 from cellfeed.storages.parquet._kernels import _fields as fields
 from cellfeed.storages.parquet._kernels import _thrift as thrift
-
-PURPOSE = Purpose("footers of Parquet files", 3)
 
 # Paths of structs and fields.
 _GROUP = 4

@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 from cellfeed.decode._kernels import _codecs as codecs
 from cellfeed.decode._kernels._fields import Ints
 from cellfeed.decode._kernels._native import call, copy_bytes, load_word, pointer
-from cellfeed.extending import Purpose, compiled
+from cellfeed.extending import compiled
 from cellfeed.storages.parquet._kernels import _fields as fields
 from cellfeed.storages.parquet._kernels import _thrift as thrift
 from cellfeed.storages.parquet._kernels._thrift import Bytes as _Bytes
 from cellfeed.storages.parquet._kernels._thrift import varint
-
-PURPOSE = Purpose("lists in Parquet files", 10)
 
 # Compiled: headers of pages, structs in Thrift's compact protocol.
 
