@@ -484,7 +484,7 @@ def test_cells_that_are_read_are_mapped_onto_a_reference(paths, in_memory, tmp_p
         assert mapped.summary_stats.n_batch == 4
         mapped.train(1, plan_kwargs={"weight_decay": 0.0}, **TRAINING)
         latent.append(mapped.get_latent_representation())
-    np.testing.assert_allclose(*latent, rtol=1e-5)
+    np.testing.assert_allclose(latent[0], latent[1], rtol=1e-5)
 
 
 @pytest.mark.parametrize("keys", [{}, {"labels_key": "cell_type", "unlabeled_category": "B"}])

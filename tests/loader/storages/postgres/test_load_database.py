@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import warnings
+from typing import Any
 from urllib.parse import quote
 
 import anndata as ad
@@ -140,7 +141,7 @@ def test_a_load_that_is_stopped_leaves_nothing(many, load, postgres_server, requ
         raise StoppedError
 
     path, X = many
-    query, asked = f"SELECT to_regnamespace('{request.node.name}')", []
+    query, asked = f"SELECT to_regnamespace('{request.node.name}')", list[Any]()
     with pytest.raises(StoppedError):
         load(path, on_progress=stop)
     assert [*asked, postgres_server.ask(query)] == [[(None,)]] * 2

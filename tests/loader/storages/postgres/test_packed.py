@@ -36,7 +36,7 @@ def rows(draw, dtype, n_columns):
 def test_sparse_rows(dtype, data):
     n_columns = data.draw(st.sampled_from([41, 256, 257, 65_536, N_COLUMNS, 2**31]))
     given_rows = data.draw(st.lists(rows(dtype, min(n_columns, N_COLUMNS)), max_size=6))
-    packed = [pack_row(*each, n_columns) for each in given_rows]
+    packed = [pack_row(own, values, n_columns) for own, values in given_rows]
     indptr, columns, values = unpack_rows(packed, dtype, n_columns)
     assert indptr.tolist() == [0, *np.cumsum([each.size for each, _ in given_rows]).tolist()]
     assert columns.dtype == np.int32
