@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import warnings
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -104,12 +103,6 @@ class LocalFolder:
             return map_or_read(self._file(name))
         except (OSError, ValueError) as error:
             raise unreadable(self.location / name, error) from error
-
-    def pieces(self, name: str) -> Iterator[bytes]:
-        """Yield the bytes of a file."""
-        with self._file(name).open("rb") as file:
-            while piece := file.read(_PIECE_BYTES):
-                yield piece
 
     def version(self) -> str | None:
         """Return None: the files themselves are looked at."""
@@ -248,21 +241,13 @@ SPAN_RECORD = np.dtype(
         ("began_before", "<u4"),
     ]
 )
-"""A span in a block: its tokens in the shard, the number of its metadata in the shard, the bytes of
-these in `METADATA`, and whether the span began in an earlier block, which contains it too."""
+"""A span in a block: its tokens in the shard, its number in the shard, the bytes of its metadata in
+`METADATA`, and whether it began in an earlier block, which contains it too."""
 
 _FORMAT = "cellfeed token shard"
 _VERSION = 1
 _KINDS = "biuf"
 _LARGEST_ITEM = 8  # size of a number in bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardObs:
-    """An attribute of documents: its file, and its categories; None if it is a number."""
-
-    file: str
-    categories: list[str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,20 +266,20 @@ class ShardHeader:
     encoding
         Encoding of metadata, such as "json".
     obs
-        Attributes of documents by name.
+        Categories of each attribute of documents, the first of which is in ``obs-0.bin``.
     files
-        Size in bytes and CRC32 of each file.
+        Size in bytes of each file.
     """
 
-    dtype: str | list[list[Any]]
+    dtype: Any
     n_tokens: int
     n_documents: int | None
     longest_document: int
     n_spans: int
     block: int
     encoding: str
-    obs: Mapping[str, ShardObs]
-    files: Mapping[str, tuple[int, int]]
+    obs: Mapping[str, list[str]]
+    files: Mapping[str, int]
 
 
 def require_dtype(dtype: Any) -> np.dtype[Any]:
@@ -322,16 +307,8 @@ def require_dtype(dtype: Any) -> np.dtype[Any]:
     return little[""] if given.names is None else np.dtype(list(little.items()))
 
 
-def shown_dtype(dtype: np.dtype[Any]) -> str | list[list[Any]]:
-    """Return a dtype in the form of the header."""
-    if dtype.names is None:
-        return dtype.str
-    fields = ((name, dtype[name]) for name in dtype.names)
-    return [[name, part.base.str, list(part.shape)] for name, part in fields]
-
-
 def dtype_of(shown: Any) -> np.dtype[Any]:
-    """Return the dtype in a header.
+    """Return the dtype in a header, which `numpy.lib.format.dtype_to_descr` wrote there.
 
     Raises
     ------
@@ -340,7 +317,7 @@ def dtype_of(shown: Any) -> np.dtype[Any]:
     """
     if isinstance(shown, str):
         return require_dtype(shown)
-    return require_dtype([(str(name), str(base), tuple(shape)) for name, base, shape in shown])
+    return require_dtype([(str(name), str(base), *map(tuple, rest)) for name, base, *rest in shown])
 
 
 def write_header(folder: Path, header: ShardHeader) -> Path:
@@ -367,7 +344,7 @@ def read_headers(folder: Folder, shards: Sequence[str]) -> list[ShardHeader]:
     expected = {
         f"{shard}/{name}": n_bytes
         for shard, header in zip(shards, headers, strict=True)
-        for name, (n_bytes, _) in header.files.items()
+        for name, n_bytes in header.files.items()
     }
     for (name, n_bytes), there in zip(expected.items(), folder.sizes([*expected]), strict=True):
         where = folder.location / name
@@ -392,7 +369,6 @@ def _header(where: Location, content: bytes) -> ShardHeader:
         raise FormatError(f"{msg}; update cellfeed")
     if not is_whole or found != _FORMAT or version != _VERSION:
         raise damaged(where, "its checksum is wrong")
-    fields["obs"] = {name: ShardObs(**each) for name, each in fields["obs"].items()}
     return ShardHeader(**fields)
 
 
@@ -400,8 +376,6 @@ def _checksum(fields: Mapping[str, Any]) -> str:
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return digest_of(text)
 
-
-# Files of a shard, written sequentially, with checksums.
 
 _BUFFER_BYTES = 1 << 20
 
@@ -416,13 +390,12 @@ class WrittenFile:
 
     Attributes
     ----------
-    n_bytes, crc32
-        Size and checksum of the bytes written so far.
+    n_bytes
+        Size of what was written so far.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.n_bytes = self.crc32 = 0
+        self.path, self.n_bytes = path, 0
         self._file = path.open("xb", _BUFFER_BYTES)
 
     def write(self, data: bytes | NDArray[Any]) -> None:
@@ -430,7 +403,6 @@ class WrittenFile:
         buffer = data if isinstance(data, bytes) else data.reshape(-1).view(np.uint8).data
         with os_errors(self.path):
             self._file.write(buffer)
-        self.crc32 = zlib.crc32(buffer, self.crc32)
         self.n_bytes += len(buffer)
 
     def discard(self) -> None:
@@ -445,15 +417,6 @@ class WrittenFile:
                 self._file.flush()
                 os.fsync(self._file.fileno())
             self._file.close()
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # The shards of a folder, opened together.
@@ -545,16 +508,6 @@ class Shards:
     def version(self) -> str | None:
         """Return a digest that changes when an object on a server is replaced; else None."""
         return self._folder.version()
-
-    def verify(self) -> None:
-        """Compare all files with their checksums; see `TokenStream.verify`."""
-        for shard, header in enumerate(self.headers):
-            for name, (_, expected) in header.files.items():
-                found = 0
-                for piece in self._folder.pieces(f"{self.names[shard]}/{name}"):
-                    found = zlib.crc32(piece, found)
-                if found != expected:
-                    raise self.damaged(shard, name, "its bytes have changed since it was written")
 
     def files(self, name: str) -> ByteStore:
         """Return the files with one name, by shard number."""
