@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -36,7 +36,6 @@ from cellfeed.sources import files_in
 # The folder, on this machine, a web server or an object store: its files.
 
 _PIECE_BYTES = 1 << 22
-_PIECES_AT_ONCE = 8
 _MOST_OBJECTS = 1_000_000
 
 
@@ -75,23 +74,21 @@ class LocalFolder:
 
     def contents(self, names: Sequence[str]) -> list[bytes]:
         """Return the contents of small files."""
-        return [self._content(name) for name in names]
-
-    def _content(self, name: str) -> bytes:
-        try:
-            return self._file(name).read_bytes()
-        except OSError as error:
-            raise unreadable(self.location / name, error) from error
+        found = list[bytes]()
+        for name in names:
+            try:
+                found.append(self._file(name).read_bytes())
+            except OSError as error:
+                raise unreadable(self.location / name, error) from error
+        return found
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
         """Return the sizes of files in bytes, None for those that are missing."""
-        return [self._size(name) for name in names]
-
-    def _size(self, name: str) -> int | None:
-        try:
-            return (self._path / name).stat().st_size
-        except OSError:
-            return None
+        found = dict[str, int]()
+        for name in names:
+            with suppress(OSError):
+                found[name] = (self._path / name).stat().st_size
+        return [*map(found.get, names)]
 
     def files(self, names: Sequence[str]) -> ByteStore:
         """Return files, numbered in this order."""
@@ -169,25 +166,17 @@ class RemoteFolder:
 
     def table(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of an object, which are cached on this machine if they are many."""
+        size, objects = self._versions[name].size, self.files([name])
 
         def read() -> Mapping[str, NDArray[Any]]:
-            pieces = [np.frombuffer(each, np.uint8) for each in self.pieces(name)]
-            return {"bytes": np.concatenate(pieces or [np.empty(0, np.uint8)])}
-
-        identity = self.files([name]).identity
-        cached = CachedTables(str(self.location), name, identity)
-        return cached.get("bytes", self._versions[name].size, read)["bytes"]
-
-    def pieces(self, name: str) -> Iterator[bytes]:
-        """Yield the bytes of an object."""
-        size, objects = self._versions[name].size, self.files([name])
-        for begin in range(0, size, _PIECES_AT_ONCE * _PIECE_BYTES):
-            end = min(size, begin + _PIECES_AT_ONCE * _PIECE_BYTES)
-            firsts = np.arange(begin, end, _PIECE_BYTES, dtype=np.int64)
-            counts = np.minimum(firsts + _PIECE_BYTES, end) - firsts
+            firsts = np.arange(0, size, _PIECE_BYTES, dtype=np.int64)
+            counts = np.minimum(firsts + _PIECE_BYTES, size) - firsts
             found = objects.read_ranges(np.zeros_like(firsts), firsts, counts)
-            for content, count in zip(found, counts.tolist(), strict=True):
-                yield bytes(self._whole(name, content, count))
+            pieces = [*map(self._whole, [name] * firsts.size, found, counts.tolist())]
+            return {"bytes": np.frombuffer(b"".join(pieces), np.uint8)}
+
+        cached = CachedTables(str(self.location), name, objects.identity)
+        return cached.get("bytes", size, read)["bytes"]
 
     def version(self) -> str | None:
         """Return a digest of the versions of all objects; None if one has none."""
@@ -513,10 +502,9 @@ class Shards:
         """Return the files with one name, by shard number."""
         return self._folder.files([f"{shard}/{name}" for shard in self.names])
 
-    def table(self, name: str, dtype: Any) -> ShardTables:
-        """Return the file of each shard as a table with this dtype, read when it is used."""
-        names = [f"{shard}/{name}" for shard in self.names]
-        return ShardTables(self._folder, names, np.dtype(dtype))
+    def table(self, name: str) -> ShardTables:
+        """Return the file of each shard as int64, read when it is used."""
+        return ShardTables(self._folder, [f"{shard}/{name}" for shard in self.names])
 
     def damaged(self, shard: int, name: str, what: str) -> FormatError:
         """Return the error for a file with invalid contents."""
@@ -531,43 +519,41 @@ class Shards:
 
 
 class ShardTables:
-    """One table per shard: in each process, mapped or read when it is first used.
+    """A table of int64 per shard: in each process, mapped or read when it is first used.
 
     Parameters
     ----------
-    folder, names, dtype
-        The files, and the dtype of a row.
+    folder, names
+        The files.
     """
 
-    def __init__(self, folder: Folder, names: Sequence[str], dtype: np.dtype[Any]) -> None:
-        self._folder, self._names, self._dtype = folder, names, dtype
-        self._tables = dict[int, NDArray[Any]]()
+    def __init__(self, folder: Folder, names: Sequence[str]) -> None:
+        self._folder, self._names = folder, names
+        self._tables = dict[int, NDArray[np.int64]]()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_tables": {}}
 
-    def of(self, shard: int) -> NDArray[Any]:
+    def of(self, shard: int) -> NDArray[np.int64]:
         """Return the table of one shard."""
         if shard not in self._tables:
             name = self._names[shard]
             content = self._folder.table(name)
             try:
-                rows = content.view(self._dtype.base)
+                self._tables[shard] = content.view("<i8")
             except ValueError as error:
                 raise unreadable(self._folder.location / name, error) from error
-            self._tables[shard] = rows.reshape(-1, *self._dtype.shape)
         return self._tables[shard]
 
-    def load(self) -> None:
-        """Read the tables of all shards."""
-        for shard in range(len(self._names)):
+    def load(self, shards: Iterable[int]) -> None:
+        """Read the tables of shards."""
+        for shard in shards:
             self.of(shard)
 
-    def rows(self, shards: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return one row of the table of each given shard; shards may repeat."""
-        out = np.zeros((rows.size, *self._dtype.shape), self._dtype.base)
-        order = np.argsort(shards, kind="stable")
-        bounds = np.flatnonzero(np.diff(shards[order])) + 1
-        for some in np.split(order, bounds) if order.size else ():
-            out[some] = self.of(int(shards[some[0]]))[rows[some]]
+    def at(self, shards: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return one value of the table of each given shard; shards may repeat."""
+        out = np.zeros(places.size, np.int64)
+        for shard in np.unique(shards).tolist():
+            own = shards == shard
+            out[own] = self.of(shard)[places[own]]
         return out

@@ -30,68 +30,43 @@ from cellfeed.storages.tokens._shards import (
     Shards,
 )
 
-# The rows of a stream: windows, or documents. Both say where rows begin and how long they are, in
-# which shard each begins, and which document of the shard it is, or begins in.
 
+class TokenRows:
+    """The rows of a stream: where each begins, how long it is, and in which shard and document.
 
-class Windows:
-    """Windows of equal length, which may cross shards; a shorter last window is left out.
+    Windows have equal length and may cross shards; a shorter last window is left out. Documents are
+    in the order in which they were appended to the shards.
 
     Parameters
     ----------
     shards
         The shards of the stream.
     window, stride
-        Number of tokens of a window, and between the starts of consecutive windows.
+        Number of tokens of a window, and between the starts of consecutive windows; for documents,
+        None and 1.
     """
 
-    def __init__(self, shards: Shards, window: int, stride: int) -> None:
+    def __init__(self, shards: Shards, window: int | None, stride: int) -> None:
         self._shards, self._window, self._stride = shards, window, stride
-        self._offsets = shards.table(DOCUMENTS, "<i8")
-        self.n_rows = max(0, (shards.n_tokens - window) // stride + 1)
+        self._offsets = shards.table(DOCUMENTS)
+        if window is None:
+            counts = [header.n_documents or 0 for header in shards.headers]
+            self._firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+            self.n_rows = int(self._firsts[-1])
+        else:
+            self._firsts = shards.bounds
+            self.n_rows = max(0, (shards.n_tokens - window) // stride + 1)
 
     def ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where rows begin in the stream, and the number of tokens of each."""
-        return rows * self._stride, np.full(rows.size, self._window, np.int64)
-
-    def load_tables(self) -> None:
-        """Do nothing: where windows lie is known."""
-
-    def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the shard in which each row begins."""
-        return _last_not_above(self._shards.bounds, rows * self._stride)
-
-    def documents_of(self, shard: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the document of a shard in which each row begins."""
-        starts = rows * self._stride - self._shards.bounds[shard]
-        return _last_not_above(self._offsets.of(shard), starts)
-
-
-class Documents:
-    """Documents, in the order in which they were appended to the shards.
-
-    Parameters
-    ----------
-    shards
-        The shards of the stream, all of which have documents.
-    """
-
-    def __init__(self, shards: Shards) -> None:
-        self._shards = shards
-        counts = [header.n_documents or 0 for header in shards.headers]
-        self._firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        self._offsets = shards.table(DOCUMENTS, "<i8")
-        self._longest = np.array([each.longest_document for each in shards.headers], np.int64)
-        self.n_rows = int(self._firsts[-1])
-
-    def ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where rows begin in the stream, and the number of tokens of each."""
+        if self._window is not None:
+            return rows * self._stride, np.full(rows.size, self._window, np.int64)
         shards = self.shards_of(rows)
         own = rows - self._firsts[shards]
-        starts, stops = self._offsets.rows(shards, own), self._offsets.rows(shards, own + 1)
-        sizes = np.diff(self._shards.bounds)[shards]
-        wrong = (starts < 0) | (stops < starts) | (stops > sizes)
-        wrong |= stops - starts > self._longest[shards]
+        starts, stops = self._offsets.at(shards, own), self._offsets.at(shards, own + 1)
+        longest = np.array([each.longest_document for each in self._shards.headers])[shards]
+        wrong = (starts < 0) | (stops < starts) | (stops - starts > longest)
+        wrong |= stops > np.diff(self._shards.bounds)[shards]
         if wrong.any():
             bad = int(np.flatnonzero(wrong)[0])
             what = f"document {own[bad]} has tokens {starts[bad]} to {stops[bad]}"
@@ -100,19 +75,17 @@ class Documents:
 
     def load_tables(self) -> None:
         """Read where documents lie."""
-        self._offsets.load()
+        if self._window is None:
+            self._offsets.load(range(len(self._shards.headers)))
 
     def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the shard of each row."""
-        return _last_not_above(self._firsts, rows)
+        """Return the shard in which each row begins."""
+        return _last_not_above(self._firsts, rows * self._stride)
 
     def documents_of(self, shard: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the document of a shard that each row is."""
-        documents: NDArray[np.int64] = rows - self._firsts[shard]
-        return documents
-
-
-TokenRows = Windows | Documents
+        """Return the document of a shard in which each row begins."""
+        own: NDArray[np.int64] = rows * self._stride - self._firsts[shard]
+        return own if self._window is None else _last_not_above(self._offsets.of(shard), own)
 
 
 def _last_not_above(bounds: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -184,7 +157,7 @@ class SpanElement(StoredElement):
         self._shards, self._rows, self.shape = shards, rows, (rows.n_rows,)
         self._has_spans = np.array([header.n_spans > 0 for header in shards.headers])
         self._blocks = np.array([header.block for header in shards.headers], np.int64)
-        self._index = shards.table(INDEX, "<i8")
+        self._index = shards.table(INDEX)
         self._files = {name: shards.files(name) for name in (SPANS, METADATA)}
         if shards.location.is_remote:
             self.expected_row_bytes = self.stored_bytes() / rows.n_rows
@@ -199,8 +172,8 @@ class SpanElement(StoredElement):
 
     def load_tables(self) -> None:
         """Read the index of spans, if that is asked of a server; otherwise files are mapped."""
-        for shard in np.flatnonzero(self._has_spans & self._shards.location.is_remote).tolist():
-            self._index.of(shard)
+        if self._shards.location.is_remote:
+            self._index.load(np.flatnonzero(self._has_spans).tolist())
 
     def expect(self, runs: Runs) -> object:
         """Request what `read_rows` will read from a server, without waiting."""
@@ -268,7 +241,7 @@ class SpanElement(StoredElement):
         first = extents.firsts[there] // self._blocks[shards]
         last = (extents.firsts + extents.counts - 1)[there] // self._blocks[shards]
         for k, blocks in enumerate((first, first + 1, last + 1)):
-            located[k, there] = self._index.rows(shards, blocks)
+            located[k, there] = self._index.at(shards, blocks)
         sizes = np.array([each.files.get(SPANS, 0) for each in self._shards.headers])
         most = sizes[extents.files] // SPAN_RECORD.itemsize
         wrong = (located[0] < 0) | (located[2] < located[0]) | (located[2] > most)
@@ -490,7 +463,7 @@ class TokenStream(Source):
                 if header.n_documents is None:
                     msg = f"{self.location}/{name}: was written without documents; leave out"
                     raise FormatError(f"{msg} `documents`, or write it with documents=True")
-        rows: TokenRows = Documents(opened) if documents else Windows(opened, window, stride)
+        rows = TokenRows(opened, None, 1) if documents else TokenRows(opened, window, stride)
         if not rows.n_rows:
             what = "document; append some"
             if not documents:
@@ -594,7 +567,7 @@ class TokenStream(Source):
             if own.start == own.stop:
                 continue
             file = f"obs-{[*header.obs].index(name)}.bin"
-            stored = self._shards.table(file, "<i8").of(shard)
+            stored = self._shards.table(file).of(shard)
             codes = stored[self._rows.documents_of(shard, rows[own])]
             if not -1 <= codes.min() <= codes.max() < len(known):
                 raise self._shards.damaged(shard, file, "has codes without a category")
