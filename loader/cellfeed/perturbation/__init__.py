@@ -374,12 +374,6 @@ class PerturbationSplit:
         for part in _PARTS:
             yield self._rows(self._table["part"] == part)
 
-    def _are_controls(self, part: Part) -> pd.Series[bool]:
-        require_one_of("part", part, _PARTS)
-        parts, contexts = self._table["part"], self._table["context"]
-        are_controls = parts == _CONTROL
-        return are_controls & ((part == "train") | contexts.isin(contexts[parts == part]))
-
     def controls(self, part: Part = "train") -> Rows:
         """Return the rows of control cells that a part may use, ascending, int64.
 
@@ -387,14 +381,10 @@ class PerturbationSplit:
         those of all contexts, also of cell types that are held out; "val" and "test" have those of
         the contexts of which they have conditions.
         """
-        return self._rows(self._are_controls(part))
-
-    def with_controls(self, part: Part) -> Rows:
-        """Return the rows of a part and of its `controls`, ascending, int64.
-
-        These are the cells of cell-load's ``should_yield_control_cells=True``.
-        """
-        return self._rows(self._are_controls(part) | (self._table["part"] == part))
+        require_one_of("part", part, _PARTS)
+        parts, contexts = self._table["part"], self._table["context"]
+        is_needed = (part == "train") | contexts.isin(contexts[parts == part])
+        return self._rows((parts == _CONTROL) & is_needed)
 
     def report(self) -> pd.DataFrame:
         """Return which conditions are where.
@@ -407,24 +397,6 @@ class PerturbationSplit:
         """
         columns = [*self._levels, "part", "n_cells"]
         return self._table[columns].copy()
-
-    def describe(self) -> pd.DataFrame:
-        """Return how many conditions of each context are in each part.
-
-        Returns
-        -------
-        A data frame with a row for each context, and the columns ``dataset`` (if there are
-        datasets), ``cell_type``, the number of conditions in ``train``, ``val`` and ``test``, and
-        the numbers of cells ``n_perturbed``, ``n_controls`` and ``n_unused``.
-        """
-        part, n_cells = self._table["part"], self._table["n_cells"]
-        counts: dict[str, Any] = {name: part == name for name in _PARTS}
-        counts["n_perturbed"] = n_cells.where(part.isin(_PARTS), 0)
-        counts["n_controls"] = n_cells.where(part == _CONTROL, 0)
-        counts["n_unused"] = n_cells.where(part == _UNUSED, 0)
-        contexts = self._table[self._levels[:-1]].assign(**counts)
-        by_context = contexts.groupby(self._levels[:-1], sort=False, dropna=False)
-        return by_context[[*counts]].sum().reset_index()
 
     def __repr__(self) -> str:
         cells = self._table.groupby("part")["n_cells"].sum()
@@ -507,11 +479,6 @@ def perturbation_split(
     ([0, 1, 3, 4, 7, 10], [6, 9], [12])
     >>> split.controls("val").tolist()
     [8, 11]
-    >>> split.describe()
-      cell_type  train  val  test  n_perturbed  n_controls  n_unused
-    0      k562      2    0     0            4           2         0
-    1      rpe1      1    1     0            4           2         0
-    2    jurkat      0    0     1            1           1         0
     """
     stated = _read(held_out)
     n_rows = count_divided(collection)
