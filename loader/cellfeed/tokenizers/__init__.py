@@ -24,7 +24,6 @@ seed, the epoch and the row alone, so that it is the same after resuming, and wi
 workers and ranks. A cell that comes twice in an epoch is the same twice.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -185,10 +184,6 @@ class Vocabulary(_ByName):
     def tokens_of(self, names: Sequence[str] | NDArray[Any]) -> NDArray[np.int64]:
         """Return the token of each name, -1 if it has none, int64, shape (n_names,)."""
         return self.at(np.asarray(names, object), -1)
-
-    def __repr__(self) -> str:
-        content = "\n".join(self.names.tolist()).encode() + self.values.tobytes()
-        return f"<Vocabulary of {len(self):,}, sha256 {hashlib.sha256(content).hexdigest()[:16]}>"
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
