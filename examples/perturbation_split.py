@@ -78,7 +78,8 @@ def main(plates: str) -> None:
             nn.functional.mse_loss(model(pairs), pairs.X).backward()
             optimizer.step()
         print(f"epoch {epoch}: loss {loss_on(val):.4f} on conditions of validation")
-    print(f"loss {loss_on(test):.4f} on {split.test.size} cells of the conditions of the test")
+    *_, rows = split
+    print(f"loss {loss_on(test):.4f} on {rows.size} cells of the conditions of the test")
 
 
 if __name__ == "__main__":

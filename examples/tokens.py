@@ -25,7 +25,7 @@ N_GENES_OF_A_CELL = 100
 def write_shard(folder: Path, plate: Path) -> None:
     adata = ad.read_h5ad(plate)
     with TokenStreamWriter(
-        folder, TOKEN, shard=plate.stem, documents=True, obs={"cell_line": str}
+        folder, TOKEN, shard=plate.stem, documents=True, obs=["cell_line"]
     ) as writer:
         for k, row in enumerate(adata.X):
             best = np.argsort(-row.data, kind="stable")[:N_GENES_OF_A_CELL]
@@ -44,7 +44,7 @@ def main() -> None:
         write_shard(folder, plate)
 
     stream = TokenStream(folder, window=256)
-    collection = open_collection(stream, elements=["X", "spans", "metadata"], obs=["shard"])
+    collection = open_collection(stream, elements=["X", "spans"], obs=["shard"])
     dataset = CellDataset(collection, BlockShuffling(1), batch_size=16, fetch_factor=4, seed=0)
     n_genes = 2**16
     embedding, head = nn.Embedding(n_genes, 16), nn.Linear(16, n_genes)

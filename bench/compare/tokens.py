@@ -65,7 +65,7 @@ def cases(options):
     if not options.data.joinpath("tokens.bin").exists():
         write(options.data, options.tokens)
     given = {"folder": options.data, "windows": options.windows}
-    decoded = ["X", "spans", "metadata"]
+    decoded = ["X", "spans"]
     ways = {
         "cellfeed": way(cellfeed, elements=["X"], **given),
         "cellfeed, spans decoded": way(cellfeed, elements=decoded, **given),

@@ -70,9 +70,7 @@ def compiled(*signatures: str, inner: bool = False) -> Callable[[Function], Any]
     return decorate
 
 
-def compiled_callback(
-    signature: Any, *, listed: bool = True, cached: bool = True
-) -> Callable[[Function], Any]:
+def compiled_callback(signature: Any, *, listed: bool = True) -> Callable[[Function], Any]:
     """Return a decorator that makes a C callback, compiled or loaded when its address is asked for.
 
     Parameters
@@ -81,14 +79,10 @@ def compiled_callback(
         The C signature of the function, in numba's types.
     listed
         Whether `compile_everything` compiles it.
-    cached
-        Whether it is cached on disk. A function that calls a user's own, which may have changed,
-        must not be.
     """
 
     def decorate(function: Function) -> Any:
         callback = _Callback(function, normalize_signature(signature), locals={}, options={})
-        callback.is_cached = cached
         _note_sources(function)
         if listed:
             _everything.append(callback)
@@ -196,7 +190,6 @@ class _Callback(CFunc):
     _wrapper_address: int | None  # None before it is compiled
     _pyfunc: Function
     _cache: Any
-    is_cached = True
 
     @property
     def address(self) -> int:
@@ -209,8 +202,7 @@ class _Callback(CFunc):
         """Compile it."""
         with global_compiler_lock:
             if self._wrapper_address is None:
-                if self.is_cached:
-                    _keep_on_disk(self, self._pyfunc)
+                _keep_on_disk(self, self._pyfunc)
                 with _compiling(self._cache):
                     self.compile()
 

@@ -54,7 +54,7 @@ def require_elements(names: Sequence[str]) -> tuple[str, ...]:
         if not _is_element(name):
             msg = (
                 "`elements` must be 'X', 'raw/X', 'layers/NAME' or 'obsm/NAME' (in MuData, after "
-                "'mod/MODALITY/'), or for token streams 'spans' and 'metadata', but got "
+                "'mod/MODALITY/'), or for token streams 'spans', but got "
                 f"{name!r}; give its path in the file"
             )
             if "/" not in str(name):
@@ -69,7 +69,7 @@ def require_elements(names: Sequence[str]) -> tuple[str, ...]:
 def _is_element(name: object) -> bool:
     if not isinstance(name, str):
         return False
-    if name in ("spans", "metadata"):
+    if name == "spans":
         return True
     folder, _, rest = name.partition("/")
     if folder == "mod":

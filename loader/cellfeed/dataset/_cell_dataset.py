@@ -257,9 +257,6 @@ class CellDataset(ResumableDataset):
         self._pools = Pools()
         if self._is_read_ahead and self._on_device is None:
             collection.warn_if_slow(self.dtype)
-            for name, steps in self.transform.items():
-                if (of_rows := split_steps(steps)[1]) is not None:
-                    of_rows.warn(collection.elements[name])
             collection.load_tables()  # once, for all worker processes that are forked
             if collection.knows_row_lengths:
                 _parameters.check_memory(self._least_bytes)

@@ -239,9 +239,6 @@ class RowTransform(ABC):
         ``counters`` count what is made, as ``counters.add(Counter.TOKENS, n)``.
         """
 
-    def warn(self, element: Element) -> None:  # noqa: B027 - most have nothing to say
-        """Warn of what is probably not meant; called once for each dataset."""
-
 
 def require_rows(
     made: Any, transform: RowTransform, n_rows: int, obs: Container[str]

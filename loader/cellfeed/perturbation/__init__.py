@@ -10,12 +10,11 @@ import difflib
 import os
 import re
 import tomllib
-from collections import defaultdict
 from collections.abc import Collection as Values
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,6 +40,7 @@ _HELD_OUT = _PARTS[1:]
 _CONTROL, _UNUSED = "control", "unused"
 _SECTIONS = ("datasets", "training", "zeroshot", "fewshot", "perturbations")
 _MOST_NAMED = 10
+_KEYS = 'keys are in quotes, as in "DATASET.CELL_TYPE"'
 
 
 # What is held out, as stated: sections of a TOML file, or of a mapping like it.
@@ -87,27 +87,23 @@ class _Stated:
                 raise self.refused("[training]", msg)
         for key, part in self.zeroshot.items():
             if part not in _PARTS:
-                msg = f"{key!r} = {part!r} must be 'val' or 'test'"
-                msg = _in_quotes(key, part) if isinstance(part, Mapping) else msg
+                msg = f"{key!r} = {part!r} must be 'val' or 'test'; {_KEYS}"
                 raise self.refused("[zeroshot]", msg)
             if key in self.fewshot:
                 msg = f"{key!r} is also in [zeroshot], which holds out all its perturbations; keep "
                 raise self.refused("[fewshot]", msg + "one of the two")
         for key, lists in self.fewshot.items():
-            self._check_lists(f'[fewshot."{key}"]', lists, key)
+            self._check_lists(f'[fewshot."{key}"]', lists)
         self._check_lists("[perturbations]", self.perturbations)
 
-    def _check_lists(self, section: str, lists: Any, key: Any = None) -> None:
+    def _check_lists(self, section: str, lists: Any) -> None:
         """Check the perturbations of "val" and "test"."""
         if not isinstance(lists, Mapping):
             raise self.refused(section, f"must have `val` and `test`, but is {lists!r}")
-        for name, given in lists.items():
-            if name not in _HELD_OUT:
-                msg = f"has {name!r}, but only `val` and `test`; other perturbations are trained on"
-                raise self.refused(
-                    section, _in_quotes(key, lists) if isinstance(given, Mapping) else msg
-                )
         for part, names in lists.items():
+            if part not in _HELD_OUT:
+                msg = f"has {part!r}, but only `val` and `test`; others are trained on, and {_KEYS}"
+                raise self.refused(section, msg)
             is_list = isinstance(names, Sequence) and not isinstance(names, str)
             if not is_list or not all(
                 isinstance(each, str | int | float | np.generic) for each in names
@@ -116,10 +112,6 @@ class _Stated:
 
     def refused(self, section: str, what: str) -> ParameterError:
         return ParameterError(f"{self.origin}: {section}: {what}")
-
-
-def _in_quotes(key: Any, table: Mapping[str, Any]) -> str:
-    return f'put "{key}.{next(iter(table), "...")}" in quotes, since it is one key'
 
 
 def _read(given: str | os.PathLike[str] | Mapping[str, Any]) -> _Stated:
@@ -274,11 +266,6 @@ def _conditions_of(levels: Mapping[str, Labels]) -> tuple[pd.DataFrame, NDArray[
     The labels of each condition; the key of its context and the name of its treatment, as text, or
     None if a label is missing; and the number of its cells; sorted by the codes of the labels. And
     the condition of each row.
-
-    Raises
-    ------
-    ParameterError
-        Two conditions are written alike.
     """
     sizes = [len(each) for each in levels.values()]
     joint = np.ravel_multi_index([each.codes for each in levels.values()], sizes)
@@ -292,171 +279,87 @@ def _conditions_of(levels: Mapping[str, Labels]) -> tuple[pd.DataFrame, NDArray[
         dtype=object,  # in which None remains None; pandas 3 would infer text
     )
     written = [
-        None if None in labels else (".".join(map(str, labels[:-1])), str(labels[-1]))
+        (None, None) if None in labels else (".".join(map(str, labels[:-1])), str(labels[-1]))
         for labels in table.itertuples(index=False, name=None)
     ]
-    table[["context", "name"]] = [each or (None, None) for each in written]
+    table[["context", "name"]] = written
     table["n_cells"] = np.bincount(codes, minlength=len(table))
-    twice = table[table.duplicated(["context", "name"]) & table["name"].notna()]
-    for context, name in zip(twice["context"], twice["name"], strict=True):
-        msg = f"{context!r}: two conditions are written {name!r}; give their labels other names"
-        raise ParameterError(msg)
     return table, codes.astype(np.min_scalar_type(max(1, len(table) - 1)))
 
 
-def _written(named: Any, labels: Sequence[Any]) -> str:
-    """Return how the label that equals a value is written; text names what is written so."""
-    if isinstance(named, str):
-        return named
-    return str(next((each for each in labels if each is not None and each == named), named))
-
-
-class _Division:
-    """Assigns conditions to parts as stated, and refuses what contradicts.
-
-    What names a condition itself precedes what names a perturbation that it combines with others;
-    everything else is trained on if its context is used.
-
-    Parameters
-    ----------
-    stated
-        What is held out.
-    table
-        The conditions; see `_conditions_of`. It gets the column ``part``.
-    levels
-        Labels of all rows.
-    controls
-        How the controls are written.
-    separator
-        What separates the perturbations of a combination; None if there are no combinations.
-    """
-
-    def __init__(
-        self,
-        stated: _Stated,
-        table: pd.DataFrame,
-        levels: Mapping[str, Labels],
-        controls: Sequence[str],
-        separator: str | None,
-    ) -> None:
-        self._stated, self._table, self._levels = stated, table, levels
-        self._controls, self._separator = {*controls}, separator
-        self._is_combined = {part: np.zeros(len(table), bool) for part in _HELD_OUT}
-
-    def divide(self) -> None:
-        """Set the part of each condition."""
-        stated, table = self._stated, self._table
-        zeroshot = {self._context(key, "[zeroshot]"): part for key, part in stated.zeroshot.items()}
-        fewshot = {self._context(key, "[fewshot]"): key for key in stated.fewshot}
-        is_used = self._are_trained() | table["context"].isin([*zeroshot, *fewshot])
-        is_used &= table["name"].notna()
-        is_control = is_used & table["name"].isin(self._controls)
-        table["part"] = np.select([is_control, is_used], [_CONTROL, ""], _UNUSED)
-        is_perturbed = is_used & ~is_control
-
-        for context, part in zeroshot.items():
-            if part != "train":
-                self._hold_out(is_perturbed & (table["context"] == context), part, "[zeroshot]")
-        for part, named in stated.perturbations.items():
-            self._hold_out_named(is_perturbed, part, named, "[perturbations] in used cell types")
-        for context, key in fewshot.items():
-            lists, section = stated.fewshot[key], f'[fewshot."{key}"]'
-            there = is_perturbed & (table["context"] == context)
-            for part, named in lists.items():
-                self._hold_out_named(there, part, named, section)
-
-        is_open = table["part"] == ""
-        for condition in table.index[is_open & np.logical_and(*self._is_combined.values())]:
-            msg = (
-                f"{stated.origin}: {self._shown(condition)} combines perturbations of 'val' and of "
-                "'test', but a condition belongs to one part; name the combination in one"
-            )
-            raise ParameterError(msg)
-        for part, is_combined in self._is_combined.items():
-            table.loc[is_open & is_combined, "part"] = part
-        table["part"] = table["part"].replace("", "train")
-
-    def _shown(self, condition: Any) -> str:
-        return f"{self._table['treatment'][condition]!r} of {self._table['context'][condition]!r}"
-
-    def _context(self, key: Any, section: str) -> str:
-        """Return the context of a key: a cell type, after its dataset if there are datasets."""
-        known = dict.fromkeys(self._table["context"].dropna())
-        name = (
-            str(key)
-            if "dataset" in self._levels
-            else _written(key, self._levels["cell_type"].labels)
-        )
-        if name not in known:
-            raise self._stated.refused(section, _unknown("cell type", [name], known))
-        return name
-
-    def _are_trained(self) -> pd.Series[bool]:
-        """Return whether the context of each condition is one to train on."""
-        training, contexts = self._stated.training, self._table["context"]
-        if "dataset" not in self._levels:
-            if training is not None:
-                msg = "names datasets, but there are none; give the dataset of each row as "
-                raise self._stated.refused("[training]", msg + "`dataset`")
-            return contexts.notna()
-        datasets = self._table["dataset"].map(str)
-        unknown = [name for name in training or () if name not in {*datasets}]
+def _are_used(stated: _Stated, table: pd.DataFrame) -> pd.Series[bool]:
+    """Return whether a section names the context or the dataset of each condition."""
+    contexts = table["context"]
+    for section in ("zeroshot", "fewshot"):
+        for key in getattr(stated, section):
+            if str(key) not in {*contexts}:
+                msg = _unknown("cell type", [str(key)], dict.fromkeys(contexts.dropna()))
+                raise stated.refused(f"[{section}]", msg)
+    is_used = contexts.isin([str(key) for key in (*stated.zeroshot, *stated.fewshot)])
+    if "dataset" in table:
+        datasets = table["dataset"].map(str)
+        unknown = [name for name in stated.training or () if name not in {*datasets}]
         if unknown:
-            known = dict.fromkeys(datasets)
-            raise self._stated.refused("[training]", _unknown("dataset", unknown, known))
-        return datasets.isin([*(training or ())])
+            msg = _unknown("dataset", unknown, dict.fromkeys(datasets))
+            raise stated.refused("[training]", msg)
+        is_used |= datasets.isin([*(stated.training or ())])
+    elif stated.training is not None:
+        msg = "names datasets, but there are none; give the dataset of each row as `dataset`"
+        raise stated.refused("[training]", msg)
+    else:
+        is_used |= contexts.notna()
+    return is_used & table["name"].notna()
 
-    def _hold_out(self, there: pd.Series[bool], part: str, section: str) -> None:
-        """Assign conditions that are named themselves."""
-        held_out = self._table["part"][there]
-        for condition, other in held_out[~held_out.isin(["", part])].items():
+
+def _divide(stated: _Stated, table: pd.DataFrame, controls: Values[str]) -> None:
+    """Assign conditions to parts as stated, in the column ``part``; refuse what contradicts."""
+    contexts, is_used = table["context"], _are_used(stated, table)
+    is_control = is_used & table["name"].isin([*controls])
+    table["part"] = np.select([is_control, is_used], [_CONTROL, _PARTS[0]], _UNUSED)
+    is_perturbed = is_used & ~is_control
+
+    # Section, context (None: all), part and perturbations (None: all) of what is held out.
+    rules: list[tuple[str, Any, str, Any]] = [
+        ("[zeroshot]", key, part, None) for key, part in stated.zeroshot.items()
+    ]
+    in_all = "[perturbations] in used cell types"
+    rules += [(in_all, None, part, named) for part, named in stated.perturbations.items()]
+    rules += [
+        (f'[fewshot."{key}"]', key, part, named)
+        for key, lists in stated.fewshot.items()
+        for part, named in lists.items()
+    ]
+    for section, key, part, named in rules:
+        there = is_perturbed if key is None else is_perturbed & (contexts == str(key))
+        if named is not None:
+            names, known = [str(each) for each in named], dict.fromkeys(table["name"][there])
+            for name in names:
+                if name in controls:
+                    msg = f"{name!r} is the control, whose cells are in no part; leave it out"
+                    raise stated.refused(section, msg)
+            missing = [name for name in names if name not in known]
+            if missing:
+                raise stated.refused(section, _unknown("treatment", missing, known))
+            there = there & table["name"].isin(names)
+        for condition in table.index[there & ~table["part"].isin([_PARTS[0], part])]:
             msg = (
-                f"{self._shown(condition)} is in {other!r} already and cannot be in {part!r}, "
-                "since a condition belongs to one part"
+                f"{table['treatment'][condition]!r} of {contexts[condition]!r} is in "
+                f"{table['part'][condition]!r} already and cannot be in {part!r}, since a "
+                "condition belongs to one part"
             )
-            raise self._stated.refused(section, msg)
-        self._table.loc[there, "part"] = part
-
-    def _hold_out_named(
-        self, there: pd.Series[bool], part: str, named: Sequence[Any], section: str
-    ) -> None:
-        """Assign the conditions with these perturbations, and those that combine them."""
-        names = [_written(each, self._levels["treatment"].labels) for each in named]
-        for name in names:
-            if name in self._controls:
-                msg = f"{name!r} is the control, whose cells are in no part; leave it out"
-                raise self._stated.refused(section, msg)
-        self._hold_out(there & self._table["name"].isin(names), part, section)
-        known = dict.fromkeys(self._table["name"][there])
-        # Conditions, by each of their perturbations.
-        containing = defaultdict[str | None, set[str]](set)
-        for each in known:
-            for member in self._members(each):
-                containing[member].add(each)
-        found = {
-            name: set.intersection(*(containing[each] for each in self._members(name) or [None]))
-            for name in names
-        }
-        combined = {each for some in found.values() for each in some}
-        self._is_combined[part] |= there & self._table["name"].isin(combined)
-        missing = [name for name in names if name not in known and not found[name]]
-        if missing:
-            raise self._stated.refused(section, _unknown("treatment", missing, known))
-
-    def _members(self, name: str) -> set[str]:
-        """Return the perturbations that a condition combines."""
-        return {*(name.split(self._separator) if self._separator else [name])} - self._controls
+            raise stated.refused(section, msg)
+        table.loc[there, "part"] = part
 
 
 # The split.
 
 
-class PerturbationSplit(Sequence[Rows]):
+class PerturbationSplit:
     """The rows of training, validation and test, as `perturbation_split` returns them.
 
-    This is a sequence of three arrays, int64, ascending: ``train, val, test = split``. They have no
-    row in common, and no control cells; `controls` returns these. Rows are computed when accessed:
-    a split holds 1 to 4 bytes for each row.
+    Three arrays, int64, ascending: ``train, val, test = split``. They have no row in common, and no
+    control cells; `controls` returns these. Rows are computed when they are asked for: a split
+    holds 1 to 4 bytes for each row.
     """
 
     def __init__(
@@ -468,40 +371,9 @@ class PerturbationSplit(Sequence[Rows]):
         """Return the rows of conditions that a mask selects."""
         return np.flatnonzero(is_in.to_numpy()[self._codes])
 
-    def __len__(self) -> int:
-        return len(_PARTS)
-
-    @overload
-    def __getitem__(self, part: int, /) -> Rows: ...
-
-    @overload
-    def __getitem__(self, part: slice, /) -> list[Rows]: ...
-
-    def __getitem__(self, part: int | slice, /) -> Rows | list[Rows]:
-        if isinstance(part, slice):
-            return [self[each] for each in range(len(self))[part]]
-        return self._rows(self._table["part"] == _PARTS[part])
-
-    @property
-    def train(self) -> Rows:
-        """Rows of perturbed cells to train on."""
-        return self[0]
-
-    @property
-    def val(self) -> Rows:
-        """Rows of perturbed cells to validate on."""
-        return self[1]
-
-    @property
-    def test(self) -> Rows:
-        """Rows of perturbed cells to test on."""
-        return self[2]
-
-    def _are_controls(self, part: Part) -> pd.Series[bool]:
-        require_one_of("part", part, _PARTS)
-        parts, contexts = self._table["part"], self._table["context"]
-        are_controls = parts == _CONTROL
-        return are_controls & ((part == "train") | contexts.isin(contexts[parts == part]))
+    def __iter__(self) -> Iterator[Rows]:
+        for part in _PARTS:
+            yield self._rows(self._table["part"] == part)
 
     def controls(self, part: Part = "train") -> Rows:
         """Return the rows of control cells that a part may use, ascending, int64.
@@ -510,14 +382,10 @@ class PerturbationSplit(Sequence[Rows]):
         those of all contexts, also of cell types that are held out; "val" and "test" have those of
         the contexts of which they have conditions.
         """
-        return self._rows(self._are_controls(part))
-
-    def with_controls(self, part: Part) -> Rows:
-        """Return the rows of a part and of its `controls`, ascending, int64.
-
-        These are the cells of cell-load's ``should_yield_control_cells=True``.
-        """
-        return self._rows(self._are_controls(part) | (self._table["part"] == part))
+        require_one_of("part", part, _PARTS)
+        parts, contexts = self._table["part"], self._table["context"]
+        is_needed = (part == "train") | contexts.isin(contexts[parts == part])
+        return self._rows((parts == _CONTROL) & is_needed)
 
     def report(self) -> pd.DataFrame:
         """Return which conditions are where.
@@ -531,36 +399,9 @@ class PerturbationSplit(Sequence[Rows]):
         columns = [*self._levels, "part", "n_cells"]
         return self._table[columns].copy()
 
-    def describe(self) -> pd.DataFrame:
-        """Return how many conditions of each context are in each part.
-
-        Returns
-        -------
-        A data frame with a row for each context, and the columns ``dataset`` (if there are
-        datasets), ``cell_type``, the number of conditions in ``train``, ``val`` and ``test``, and
-        the numbers of cells ``n_perturbed``, ``n_controls`` and ``n_unused``.
-        """
-        part, n_cells = self._table["part"], self._table["n_cells"]
-        counts: dict[str, Any] = {name: part == name for name in _PARTS}
-        counts["n_perturbed"] = n_cells.where(part.isin(_PARTS), 0)
-        counts["n_controls"] = n_cells.where(part == _CONTROL, 0)
-        counts["n_unused"] = n_cells.where(part == _UNUSED, 0)
-        contexts = self._table[self._levels[:-1]].assign(**counts)
-        by_context = contexts.groupby(self._levels[:-1], sort=False, dropna=False)
-        return by_context[[*counts]].sum().reset_index()
-
     def __repr__(self) -> str:
-        by_part = self._table.groupby("part")["n_cells"]
-        cells, conditions = by_part.sum(), by_part.size()
-        said = list[str]()
-        for part in _PARTS:
-            n = conditions.get(part, 0)
-            what = "condition" if n == 1 else "conditions"
-            said.append(f"{part} {cells.get(part, 0):,} cells of {n:,} {what}")
-        said.append(f"{cells.get(_CONTROL, 0):,} controls")
-        if _UNUSED in cells:
-            said.append(f"{cells[_UNUSED]:,} unused cells")
-        return f"PerturbationSplit({', '.join(said)})"
+        cells = self._table.groupby("part")["n_cells"].sum()
+        return f"PerturbationSplit({', '.join(f'{part} {n:,}' for part, n in cells.items())} cells)"
 
 
 def perturbation_split(
@@ -571,7 +412,6 @@ def perturbation_split(
     control: Any = "non-targeting",
     cell_type: str | ArrayLike = "cell_type",
     dataset: str | ArrayLike | None = None,
-    separator: str | None = None,
 ) -> PerturbationSplit:
     """Split a perturbation study by conditions: cell lines, perturbations, or pairs of both.
 
@@ -602,22 +442,17 @@ def perturbation_split(
     treatment
         The obs column with the perturbations, or an array with one for each row.
     control
-        The perturbation of control cells, or several; like all labels that are named, a number or
-        boolean names the label that equals it, and text the one that is written so. Controls are in
-        no part; see `PerturbationSplit.controls`.
+        The perturbation of control cells, or several; like all labels that are named, it is
+        compared as text. Controls are in no part; see `PerturbationSplit.controls`.
     cell_type
         The obs column with the cell types, or an array.
     dataset
         The obs column with the datasets, or an array, in place of the files of ``[datasets]``.
-    separator
-        What separates the names of a combination, such as "+" in "AARS+NUP107". Then all
-        combinations with a held-out perturbation are held out with it, unless they are named
-        themselves. Controls within a combination do not count ("AARS+ctrl").
 
     Returns
     -------
-    A sequence of rows, ``train, val, test = perturbation_split(...)``, which also returns control
-    cells and reports which conditions are where. Cells without a label are in no part.
+    Rows, ``train, val, test = perturbation_split(...)``; the split also returns control cells and
+    reports which conditions are where. Cells without a label are in no part.
 
     Raises
     ------
@@ -645,11 +480,6 @@ def perturbation_split(
     ([0, 1, 3, 4, 7, 10], [6, 9], [12])
     >>> split.controls("val").tolist()
     [8, 11]
-    >>> split.describe()
-      cell_type  train  val  test  n_perturbed  n_controls  n_unused
-    0      k562      2    0     0            4           2         0
-    1      rpe1      1    1     0            4           2         0
-    2    jurkat      0    0     1            1           1         0
     """
     stated = _read(held_out)
     n_rows = count_divided(collection)
@@ -665,10 +495,10 @@ def perturbation_split(
     table, codes = _conditions_of(levels)
     treatments = levels["treatment"]
     names = [str(each) for each in treatments.labels if each is not None]
-    controls = [_written(each, treatments.labels) for each in named_values(control)]
+    controls = [str(each) for each in named_values(control)]
     unknown = [each for each in controls if each not in names]
     if unknown or not controls:
         msg = _unknown("treatment", unknown or [""], names)
         raise ParameterError(f"`control`: {treatments.name} has {msg}")
-    _Division(stated, table, levels, controls, separator).divide()
+    _divide(stated, table, controls)
     return PerturbationSplit(table, codes, [*levels])

@@ -24,15 +24,14 @@ seed, the epoch and the row alone, so that it is the same after resuming, and wi
 workers and ranks. A cell that comes twice in an epoch is the same twice.
 """
 
-import hashlib
 import json
 import math
 import os
 import reprlib
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, get_args
 
@@ -45,6 +44,7 @@ from cellfeed.extending import (
     ParameterError,
     PathError,
     one_line,
+    pd,
     require_one_of,
     require_positive,
 )
@@ -59,7 +59,6 @@ __all__ = [
     "MaskValues",
     "Masking",
     "RankTokens",
-    "RowTokens",
     "Tokenizer",
     "Vocabulary",
 ]
@@ -73,23 +72,57 @@ _LARGEST_TOKEN = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Vocabulary:
-    """Tokens of genes by name, and of special tokens such as ``"<pad>"``.
-
-    Tokenizers make one of whatever `of` takes.
+class _ByName:
+    """Values by name.
 
     Parameters
     ----------
     names
-        Names, str, shape (n_tokens,). One that comes twice, as two genes of one symbol do in a
-        column of ``collection.var``, is refused where it is looked up by name.
-    tokens
-        The token of each, int64, shape (n_tokens,); at least 0, below 2^31.
+        Names, str, each once, shape (n,).
+    values
+        The value of each, shape (n,).
+    """
 
-    Raises
-    ------
-    ParameterError
-        Tokens are not such integers.
+    names: NDArray[Any]
+    values: NDArray[Any]
+
+    @staticmethod
+    def read(source: Any, what: str) -> tuple[list[str], list[Any]]:
+        """Return the names and values of a mapping or Series, which messages call ``what``.
+
+        Raises
+        ------
+        ParameterError
+            It is neither, or has a name twice.
+        """
+        if not callable(getattr(source, "items", None)):
+            msg = (
+                f"{what} must be a mapping from names, the path of a JSON file, or a Series, but "
+                f"got {reprlib.repr(source)}"
+            )
+            raise ParameterError(msg)
+        pairs = [(str(name), value) for name, value in source.items()]
+        names = [name for name, _ in pairs]
+        for name, count in Counter(names).most_common(1):
+            if count > 1:
+                msg = (
+                    f"{what} must have each name once, but has {name!r} {count} times; name genes "
+                    "by ids, and give `gene_names`, such as collection.var['gene_ids']"
+                )
+                raise ParameterError(msg)
+        return names, [value for _, value in pairs]
+
+    def at(self, names: NDArray[Any], missing: Any) -> NDArray[Any]:
+        """Return the value of each name, or ``missing``."""
+        by_name = dict(zip(self.names.tolist(), self.values.tolist(), strict=True))
+        return np.array([by_name.get(each, missing) for each in names], self.values.dtype)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class Vocabulary(_ByName):
+    """Tokens of genes by name, and of special tokens such as ``"<pad>"``; see `of`.
 
     Examples
     --------
@@ -98,29 +131,9 @@ class Vocabulary:
     (2, 4)
     """
 
-    names: NDArray[Any]
-    tokens: NDArray[np.int64]
-
-    def __post_init__(self) -> None:
-        """Check both."""
-        names = np.array([str(each) for each in self.names], dtype=object)
-        tokens = np.asarray(self.tokens)
-        if tokens.shape != names.shape or (tokens.size and tokens.dtype.kind not in "iu"):
-            msg = (
-                "a vocabulary must have one integer for each name, but got "
-                f"{tokens.dtype} of shape {tokens.shape} for {names.size:,} names"
-            )
-            raise ParameterError(msg)
-        if tokens.size and not 0 <= tokens.min() <= tokens.max() <= _LARGEST_TOKEN:
-            outside = tokens.min() if tokens.min() < 0 else tokens.max()
-            msg = f"tokens must be at least 0 and below 2^31, but got {outside}"
-            raise ParameterError(msg)
-        object.__setattr__(self, "names", _read_only(names))
-        object.__setattr__(self, "tokens", _read_only(tokens.astype(np.int64)))
-
     @classmethod
     def of(cls, source: Any) -> "Vocabulary":
-        """Return the vocabulary of a mapping, file, series or list.
+        """Return the vocabulary of a mapping, file, series or list; tokenizers do so.
 
         Parameters
         ----------
@@ -128,7 +141,7 @@ class Vocabulary:
             A mapping from names to tokens; the path of a JSON file with such an object, or with a
             list of names; a pandas Series with names as its index, such as a column of
             ``collection.var``; a list or array of names, whose tokens are 0, 1, 2, ...; or a
-            `Vocabulary`.
+            `Vocabulary`. Tokens are integers, at least 0, below 2^31.
 
         Raises
         ------
@@ -137,29 +150,19 @@ class Vocabulary:
         FormatError
             The file is not JSON.
         ParameterError
-            It is something else, or no vocabulary.
+            It is something else, has a name twice, or a token is not such an integer.
         """
         if isinstance(source, Vocabulary):
             return source
         source = _read(source)
-        if isinstance(source, Mapping):
-            names, values = list(source), list(source.values())
-            tokens = np.array(values, None if all(map(_is_integer, values)) else object)
-            tokens = tokens if values else np.empty(0, np.int64)
-        elif hasattr(source, "index") and hasattr(source, "to_numpy"):  # a pandas Series
-            names, tokens = list(source.index), source.to_numpy()
-        elif isinstance(source, Sequence | np.ndarray):
-            names, tokens = list(source), np.arange(len(source))
-        else:
-            msg = (
-                "a vocabulary must be a mapping from names to tokens, the path of a JSON file, a "
-                f"Series, or names in order, but got {source!r}"
-            )
-            raise ParameterError(msg)
-        return cls(np.array(names, dtype=object), tokens)
-
-    def __len__(self) -> int:
-        return len(self.names)
+        if isinstance(source, Sequence | np.ndarray):
+            source = pd.Series(range(len(source)), index=[*source])
+        names, tokens = _ByName.read(source, "a vocabulary")
+        for name, token in zip(names, tokens, strict=True):
+            if not _is_integer(token) or not 0 <= token <= _LARGEST_TOKEN:
+                msg = "tokens must be integers of at least 0 and below 2^31, but that of"
+                raise ParameterError(f"{msg} {name!r} is {token!r}")
+        return cls(np.array(names, dtype=object), np.array(tokens, np.int64))
 
     def __getitem__(self, name: str) -> int:
         """Return the token of a name.
@@ -167,9 +170,9 @@ class Vocabulary:
         Raises
         ------
         ParameterError
-            The vocabulary does not have it, or has it twice.
+            The vocabulary does not have it.
         """
-        (token,) = self._by_name.at(_objects([name]), -1)
+        (token,) = self.tokens_of([name])
         if token < 0:
             msg = (
                 f"the vocabulary has no {name!r}; name the special token that it has in its place, "
@@ -179,87 +182,8 @@ class Vocabulary:
         return int(token)
 
     def tokens_of(self, names: Sequence[str] | NDArray[Any]) -> NDArray[np.int64]:
-        """Return the token of each name, -1 if it has none, int64, shape (n_names,).
-
-        Tokens apply by position if ``names`` are those of the vocabulary, in its order.
-
-        Raises
-        ------
-        ParameterError
-            They are not, and the vocabulary has one of them twice.
-        """
-        return np.array(self._by_name.at(_objects(names), -1), np.int64)
-
-    @property
-    def _by_name(self) -> "_ByGene":
-        return _ByGene(self.names, self.tokens, "the vocabulary")
-
-    def __repr__(self) -> str:
-        content = "\n".join(self.names.tolist()).encode() + self.tokens.tobytes()
-        return f"<Vocabulary of {len(self):,}, sha256 {hashlib.sha256(content).hexdigest()[:16]}>"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class _ByGene:
-    """Values of genes, which apply by position to these genes in this order, or else by name.
-
-    Parameters
-    ----------
-    genes
-        Names of genes, str, shape (n,).
-    values
-        Their values, None where they are missing, shape (n,).
-    what
-        What messages call them.
-    """
-
-    genes: NDArray[Any]
-    values: NDArray[Any]
-    what: str
-
-    @classmethod
-    def of(cls, given: Any, what: str) -> "_ByGene":
-        """Return the values of a mapping or Series.
-
-        Raises
-        ------
-        ParameterError
-            It is neither.
-        """
-        if not callable(getattr(given, "items", None)):
-            msg = (
-                f"{what} must be a mapping from names of genes, or a Series such as a column of "
-                f"collection.var, but got {reprlib.repr(given)}"
-            )
-            raise ParameterError(msg)
-        values = _objects(each for _, each in given.items())
-        is_missing = given.isna() if hasattr(given, "isna") else (values != values)  # noqa: PLR0124
-        values[np.asarray(is_missing, bool)] = None
-        return cls(_objects(str(name) for name, _ in given.items()), values, what)
-
-    def at(self, genes: NDArray[Any], missing: Any) -> list[Any]:
-        """Return the value of each gene, or ``missing``.
-
-        Raises
-        ------
-        ParameterError
-            Values apply by name, and a name has several.
-        """
-        values: list[Any] = self.values.tolist()
-        if np.array_equal(self.genes, genes):
-            return values
-        by_name = dict(zip(self.genes.tolist(), values, strict=True))
-        if len(by_name) < len(values):
-            counts = Counter(self.genes.tolist())
-            for each in genes:
-                if counts[each] > 1:
-                    msg = (
-                        f"{self.what} must have each name once, but has {each!r} {counts[each]} "
-                        "times; values apply by position only if they are those of all genes of "
-                        "the collection, in its order, such as a column of its `var`"
-                    )
-                    raise ParameterError(msg)
-        return [by_name.get(each, missing) for each in genes]
+        """Return the token of each name, -1 if it has none, int64, shape (n_names,)."""
+        return self.at(np.asarray(names, object), -1)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -275,10 +199,9 @@ class Tokenizer(RowTransform):
     padding
         Width of minibatches: "longest", "max_length", or None for ragged rows; see above.
     gene_names
-        The names that the vocabulary has for the genes of the collection, if these are others: a
-        Series such as ``collection.var["ensembl_id"]``, whose values apply by position if it has
-        all genes of the collection in their order, so that two genes may share a symbol; or a
-        mapping by name. Genes that it lacks are unknown.
+        The names that the vocabulary has for the genes of the collection, if these are others: one
+        for each gene, in their order, such as ``collection.var["ensembl_id"]``. Two genes may share
+        a symbol. Genes whose name is None or NaN are unknown.
     """
 
     vocabulary: Any
@@ -287,7 +210,6 @@ class Tokenizer(RowTransform):
     padding: Padding = "longest"
     gene_names: Any = None
     has_values = True
-    algorithm: ClassVar[Literal["rank", "bin", "function"]]
 
     def __post_init__(self) -> None:
         """Check the parameters."""
@@ -305,10 +227,6 @@ class Tokenizer(RowTransform):
             )
             raise ParameterError(msg)
         require_one_of("genes", getattr(self, "genes", "nonzero"), get_args(Genes))
-        if self.gene_names is not None and not isinstance(self.gene_names, _ByGene):
-            names = _ByGene.of(self.gene_names, "`gene_names`")
-            values = _objects(each if each is None else str(each) for each in names.values)
-            self._set("gene_names", replace(names, values=values))
 
     def __repr__(self) -> str:
         name = type(self).__name__
@@ -402,9 +320,26 @@ class Tokenizer(RowTransform):
             raise ParameterError(msg)
         return tokens
 
+    def divisors_of(self, genes: NDArray[Any]) -> NDArray[np.float64]:
+        """Return by what the values of each gene of a collection are divided."""
+        return np.ones(len(genes))
+
     def _names_of(self, genes: NDArray[Any]) -> NDArray[Any]:
         """Return the names by which the vocabulary may know genes."""
-        return genes if self.gene_names is None else _objects(self.gene_names.at(genes, None))
+        if self.gene_names is None:
+            return genes
+        names = self.gene_names
+        is_of_these = np.shape(names) == np.shape(genes)
+        if isinstance(names, pd.Series):
+            is_of_these &= np.array_equal(names.index, genes)
+        if not is_of_these:
+            msg = (
+                f"`gene_names` must have a name for each of the {len(genes):,} genes of the "
+                "collection, in its order, such as a column of collection.var, but got "
+                f"{reprlib.repr(names)}"
+            )
+            raise ParameterError(msg)
+        return np.array([None if pd.isna(each) else str(each) for each in names], object)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -425,11 +360,9 @@ class RankTokens(Tokenizer):
     vocabulary
         Tokens by gene; see `Vocabulary.of`.
     medians
-        Median of each gene's normalised values other than 0, over a large collection: a mapping
-        from names of the vocabulary to numbers above 0, or the path of a JSON file with one; or a
-        Series of all genes of the collection in their order, such as a column of
-        ``collection.var``. Genes without a median, or with NaN, are unknown. None divides by
-        nothing.
+        Median of each gene's normalised values other than 0, over a large collection: a mapping or
+        Series from names of the vocabulary to numbers above 0, or the path of a JSON file with one.
+        Genes without a median, or with NaN, are unknown. None divides by nothing.
     cls, eos
         Special tokens before and after the genes, by their names or as integers; None for none,
         as in Geneformer's first models.
@@ -441,12 +374,6 @@ class RankTokens(Tokenizer):
     ParameterError
         A median is not a finite number above 0, the vocabulary lacks a special token, or another
         parameter is invalid. When a dataset is made: no gene of the vocabulary has a median.
-
-    Warns
-    -----
-    UserWarning
-        When a dataset is made: of the medians, or of its genes in the vocabulary if these are
-        fewer, less than half have a counterpart.
 
     Examples
     --------
@@ -461,51 +388,42 @@ class RankTokens(Tokenizer):
     cls: str | int | None = field(default="<cls>", kw_only=True)
     eos: str | int | None = field(default="<eos>", kw_only=True)
     has_values = False
-    algorithm = "rank"
 
     def __post_init__(self) -> None:
         """Check the parameters."""
         super().__post_init__()
-        if self.medians is not None and not isinstance(self.medians, _ByGene):
-            self._set("medians", _medians(self.medians))
+        if self.medians is None or isinstance(self.medians, _ByName):
+            return
+        names, medians = _ByName.read(_read(self.medians), "`medians`")
+        medians = [math.nan if each is None else each for each in medians]
+        for name, value in zip(names, medians, strict=True):
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            if not is_number or not (math.isnan(value) or 0 < value < math.inf):
+                msg = f"medians must be finite numbers above 0, but that of {name!r} is {value!r}"
+                raise ParameterError(msg)
+        self._set("medians", _ByName(np.array(names, dtype=object), np.array(medians, np.float64)))
 
     def tokens_of(self, genes: NDArray[Any]) -> NDArray[np.int64]:
         """See `Tokenizer`; genes without a median are unknown, and one must have a median."""
         tokens = super().tokens_of(genes)
-        if self.medians is None:
-            return tokens
         known = np.flatnonzero(tokens >= 0)
         tokens[np.isnan(self.divisors_of(genes))] = -1
         if not (tokens >= 0).any():
             names = self._names_of(genes)[known]
-            raise ParameterError(f"no gene has a median: {self._told_of_medians(names)}")
+            msg = (
+                f"no gene has a median: there are {known.size:,} genes of the vocabulary, such as "
+                f"{_shown(names)}, and {len(self.medians):,} medians, such as "
+                f"{_shown(self.medians.names)}; give medians by the names of the vocabulary"
+            )
+            raise ParameterError(msg)
         return tokens
-
-    def warn(self, element: Element) -> None:
-        """Warn if few of the genes that have a token have a median; see `RankTokens`."""
-        if self.medians is None:
-            return
-        genes = element.column_names
-        known = super().tokens_of(genes) >= 0
-        n_both = np.count_nonzero(self.tokens_of(genes) >= 0)
-        n_medians = np.count_nonzero(~np.isnan(self.medians.values))
-        if 2 * n_both < known.sum() and 2 * n_both < n_medians:
-            told = self._told_of_medians(self._names_of(genes)[known])
-            msg = f"{n_both:,} genes have a median, and others are left out: {told}"
-            warnings.warn(msg, UserWarning, stacklevel=3)
-
-    def _told_of_medians(self, names: NDArray[Any]) -> str:
-        return (
-            f"there are {names.size:,} genes of the vocabulary, such as {_shown(names)}, and "
-            f"{self.medians.genes.size:,} medians, such as {_shown(self.medians.genes)}; give "
-            "medians by the names of the vocabulary, or as a column of collection.var"
-        )
 
     def divisors_of(self, genes: NDArray[Any]) -> NDArray[np.float64]:
         """Return the median of each gene of a collection; NaN if it has none."""
-        is_by_position = np.array_equal(self.medians.genes, genes)
-        names = genes if is_by_position else self._names_of(genes)
-        return np.array(self.medians.at(names, np.nan), np.float64)
+        if self.medians is None:
+            return super().divisors_of(genes)
+        medians: _ByName = self.medians
+        return medians.at(self._names_of(genes), np.nan)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -516,8 +434,8 @@ class BinnedValues(Tokenizer):
     whose bounds are the ``n_bins - 1`` quantiles from 0 to 1, interpolated linearly; 0 is in bin 0.
     A value that equals several bounds is in a bin drawn uniformly among those that it bounds: with
     u in [0, 1), ``ceil(u * (a - b) + b)``, where a bounds are below the value, and b not above it.
-    If a cell has more genes than ``max_length``, less special tokens, some are left out after
-    binning. Genes come in the order of the collection.
+    If a cell has more genes than ``max_length``, less special tokens, a random subset is kept after
+    binning, other genes in each epoch. Genes come in the order of the collection.
 
     Source: Cui et al., "scGPT: toward building a foundation model for single-cell multi-omics using
     generative AI", Nature Methods 21 (2024), Methods; `binning`, `_digitize` and `DataCollator` of
@@ -529,9 +447,6 @@ class BinnedValues(Tokenizer):
         Tokens by gene; see `Vocabulary.of`. scGPT's ``vocab.json`` is one.
     n_bins
         Number of bins, with that of 0; at least 2.
-    subset
-        Which genes are kept of a cell that has too many: "random" ones, others in each epoch, or
-        the "top", those with the largest values (of equal ones, those with the smallest tokens).
     genes
         "nonzero", or "all" genes of the collection that the vocabulary has.
     cls
@@ -549,12 +464,10 @@ class BinnedValues(Tokenizer):
 
     vocabulary: Any
     n_bins: int = 51
-    subset: Literal["random", "top"] = "random"
     max_length: int = field(default=1200, kw_only=True)
     genes: Genes = field(default="nonzero", kw_only=True)
     cls: str | int | None = field(default="<cls>", kw_only=True)
     pad_value: float = field(default=-2.0, kw_only=True)
-    algorithm = "bin"
 
     def __post_init__(self) -> None:
         """Check the parameters."""
@@ -562,7 +475,6 @@ class BinnedValues(Tokenizer):
         if require_positive("n_bins", self.n_bins) < _LEAST_BINS:
             msg = f"`n_bins >= 2` must hold, but got n_bins={self.n_bins}"
             raise ParameterError(msg)
-        require_one_of("subset", self.subset, ("random", "top"))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -599,63 +511,6 @@ class GeneSubset(Tokenizer):
     genes: Genes = field(default="all", kw_only=True)
     cls: str | int | None = field(default=None, kw_only=True)
     pad_value: float = field(default=0.0, kw_only=True)
-    algorithm = "bin"
-
-
-@dataclass(frozen=True, eq=False)
-class RowTokens(Tokenizer):
-    """Tokens that a function of your own makes of one cell; numba compiles it.
-
-    Parameters
-    ----------
-    vocabulary
-        Tokens by gene; see `Vocabulary.of`.
-    function
-        ``function(tokens, values, drawn, out, out_values)`` returns the number of tokens that it
-        wrote. ``tokens``, int64, and ``values``, float64, are those of the cell's known genes with
-        values other than 0, in the order of the collection. ``drawn``, int64, is a random number
-        below 2^63 that depends on seed, epoch and row. ``out``, int64, and ``out_values``, float32,
-        have ``max_length`` places; writing beyond them is not detected. It is compiled as by
-        `numba.njit`, and must not raise errors.
-    pad_value
-        Value of padding.
-    max_length, pad, padding, gene_names
-        See `Tokenizer`.
-
-    Raises
-    ------
-    ParameterError
-        ``function`` cannot be called, the vocabulary lacks a special token, or a parameter is
-        invalid.
-
-    Examples
-    --------
-    >>> def odd(tokens, values, drawn, out, out_values):
-    ...     n = 0
-    ...     for token, value in zip(tokens, values):
-    ...         if token % 2 and n < out.size:
-    ...             out[n], out_values[n] = token, value
-    ...             n += 1
-    ...     return n
-    >>> RowTokens(["<pad>", "ACTB", "CD4"], odd, max_length=64)
-    RowTokens(odd, 3 tokens, max_length=64)
-    """
-
-    vocabulary: Any
-    function: Callable[..., int]
-    pad_value: float = field(default=0.0, kw_only=True)
-    algorithm = "function"
-
-    def __post_init__(self) -> None:
-        """Check the parameters."""
-        super().__post_init__()
-        if not callable(self.function):
-            msg = f"`function` must be a function that numba compiles, but got {self.function!r}"  # type: ignore[unreachable]
-            raise ParameterError(msg)
-
-    def __repr__(self) -> str:
-        name = getattr(self.function, "__name__", repr(self.function))
-        return f"RowTokens({name}, {len(self.vocabulary):,} tokens, max_length={self.max_length})"
 
 
 class Masking(RowTransform):
@@ -766,18 +621,6 @@ def _require_share(name: str, value: Any) -> None:
         raise ParameterError(msg)
 
 
-def _objects(values: Iterable[Any]) -> NDArray[Any]:
-    items = list(values)
-    found = np.empty(len(items), dtype=object)
-    found[:] = items
-    return found
-
-
-def _read_only(values: NDArray[Any]) -> NDArray[Any]:
-    values.setflags(write=False)
-    return values
-
-
 def _read(source: Any) -> Any:
     """Return what is in a JSON file, if this is its path."""
     if not isinstance(source, str | os.PathLike):
@@ -805,24 +648,3 @@ def _is_integer(value: Any) -> bool:
 
 def _shown(names: NDArray[Any]) -> str:
     return next((repr(each) for each in names if each is not None), "nothing")
-
-
-def _medians(source: Any) -> _ByGene:
-    """Return medians, as float64.
-
-    Raises
-    ------
-    ParameterError
-        One is no number, infinite, or not above 0.
-    """
-    given = _ByGene.of(_read(source), "`medians`")
-    found = np.full(given.values.size, np.nan)
-    for place, (name, value) in enumerate(zip(given.genes, given.values, strict=True)):
-        if value is None:
-            continue
-        is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        if not is_number or not 0 < value < math.inf:
-            msg = f"medians must be finite numbers above 0, but that of {name!r} is {value!r}"
-            raise ParameterError(msg)
-        found[place] = value
-    return replace(given, values=_read_only(found))

@@ -42,7 +42,7 @@ def binned(values, n_bins, key, places):
     return np.ceil(uniform(key, BINS, places) * (right - left) + left)
 
 
-def made_of(  # noqa: C901, PLR0912
+def made_of(  # noqa: C901
     tokenizer, values, tokens, medians, key, masking=None
 ):
     """Return tokens, values, labels and where they are masked, of one dense row; some are None."""
@@ -59,10 +59,7 @@ def made_of(  # noqa: C901, PLR0912
         own, own_values = tokens[genes], values[genes].astype(np.float64)
         nonzero = np.flatnonzero(own_values)
         kept = np.ones(genes.size, bool)
-        if genes.size > room and getattr(tokenizer, "subset", "random") == "top":
-            kept[:] = False
-            kept[np.lexsort([own, -own_values])[:room]] = True
-        elif genes.size > room:
+        if genes.size > room:
             kept = chosen_of(genes.size, room, key, SUBSET)
         if isinstance(tokenizer, BinnedValues) and nonzero.size:
             of_dtype = values[genes[nonzero]]

@@ -37,7 +37,6 @@ from cellfeed.tokenizers import (
     MaskTokens,
     MaskValues,
     RankTokens,
-    RowTokens,
     Vocabulary,
 )
 from cellfeed.transforms import Log1p, NormalizeTotal
@@ -60,7 +59,6 @@ COUNTS = hnp.arrays(
     ),
 )
 NEITHER: Any = "neither"
-NONE: Any = None
 LENGTHS, PADDINGS = st.integers(4, 30), st.sampled_from(["longest", "max_length", None])
 OF_ALL, CLS = st.sampled_from(["nonzero", "all"]), st.sampled_from(["<cls>", None])
 TOKENIZERS = st.one_of(
@@ -75,7 +73,6 @@ TOKENIZERS = st.one_of(
     st.builds(
         functools.partial(BinnedValues, VOCABULARY),
         st.sampled_from([2, 3, 5, 51]),
-        st.sampled_from(["random", "top"]),
         genes=OF_ALL,
         max_length=LENGTHS,
         padding=PADDINGS,
@@ -189,15 +186,6 @@ def test_long_rows_with_ties_are_sorted(write_h5ad, kind):
             assert minibatch["tokens"][k, 1:2047].tolist() == (tokens[order[:2046]] + 10).tolist()
     else:
         assert_equal(minibatch, oracle_of(tokenizer, X, range(3), genes=genes), tokenizer)
-
-
-@pytest.mark.parametrize("as_stored", [sp.csr_matrix, np.asarray])
-def test_zeros_for_which_there_is_room_are_those_of_the_smallest_tokens(write_h5ad, as_stored):
-    vocabulary = SPECIAL | {"a": 19, "b": 13, "c": 15, "d": 14, "e": 17}
-    path = write_h5ad(as_stored(np.array([[0.0, 0, 0, 0, 8]])), genes=[*"abcde"])
-    tokenizer = BinnedValues(vocabulary, subset="top", genes="all", max_length=4)
-    (minibatch,) = CellDataset(open_collection(path), Streaming(), 1, transform=tokenizer)
-    assert minibatch["tokens"].tolist() == [[1, 13, 14, 17]]
 
 
 def test_after_other_transforms(write_h5ad):
@@ -374,38 +362,6 @@ def test_in_numpy_and_beside_other_elements(write_h5ad, counts):
     assert np.array_equal(dense["tokens"].numpy(), cells["tokens"])
 
 
-def even(tokens, values, drawn, out, out_values):
-    n = 0
-    for k in range(tokens.size):
-        if tokens[k] % 2 == 0 and n < out.size:
-            out[n], out_values[n] = tokens[k], values[k] + drawn % 7
-            n += 1
-    return n
-
-
-def test_a_function_of_the_user(collection, counts):
-    tokenizer = RowTokens(VOCABULARY, even, max_length=6, pad_value=-1)
-    for steps in (tokenizer, pickle.loads(pickle.dumps(tokenizer))):
-        for minibatch in dataset_of(collection, steps):
-            expected = []
-            for row in minibatch.rows.tolist():
-                tokens = tokenizer.vocabulary.tokens_of(GENES)
-                own = np.flatnonzero((counts[row] != 0) & (tokens >= 0) & (tokens % 2 == 0))[:6]
-                drawn = (row_key(SEED, 0, row) >> 1) % 7
-                expected.append((tokens[own], counts[row][own] + drawn, None, None))
-            assert_equal(minibatch, expected, tokenizer)
-
-
-def too_many(tokens, values, drawn, out, out_values):
-    return out.size + 1
-
-
-def test_a_function_that_returns_too_many(collection):
-    dataset = dataset_of(collection, RowTokens(VOCABULARY, too_many, max_length=6))
-    with pytest.raises(ParameterError, match=r"returned 7 tokens for row \d+ of the collection"):
-        next(iter(dataset))
-
-
 class TestVocabulary:
     def test_sources(self, tmp_path):
         (tmp_path / "object.json").write_text(json.dumps(VOCABULARY))
@@ -437,27 +393,28 @@ class TestVocabulary:
         ("make", "words"),
         [
             (lambda: Vocabulary.of("/none.json"), "/none.json does not exist"),
-            (lambda: Vocabulary.of(5), "must be a mapping from names to tokens"),
-            (lambda: Vocabulary.of(["a", "b", "a"])["a"], "but has 'a' 2 times"),
-            (lambda: Vocabulary.of(["a", "b", "a"]).tokens_of(["b", "a"]), "but has 'a' 2 times"),
-            (lambda: Vocabulary.of({"a": [1], "b": [1, 2]}), "one integer for each name"),
-            (lambda: Vocabulary.of({"a": True}), "one integer for each name"),
+            (lambda: Vocabulary.of(5), "must be a mapping from names, the path"),
+            (lambda: Vocabulary.of(["a", "b", "a"]), "a vocabulary .* once, but has 'a' 2 times"),
+            (lambda: Vocabulary.of({"a": [1], "b": [1, 2]}), r"that of 'a' is \[1\]"),
+            (lambda: Vocabulary.of({"a": True}), "that of 'a' is True"),
             (lambda: Vocabulary.of("/"), "/ cannot be read: Is a directory"),
             (lambda: Vocabulary.of({"a": -1}), "at least 0 and below 2"),
-            (lambda: Vocabulary.of({"a": 0.5}), "one integer for each name"),
+            (lambda: Vocabulary.of({"a": 2**31}), "below 2.31, but that of 'a' is 2147483648"),
+            (lambda: Vocabulary.of({"a": 0.5}), "that of 'a' is 0.5"),
             (lambda: RankTokens({"a": 1}), "the vocabulary has no '<pad>'"),
             (lambda: RankTokens({"a": 1}, pad=-1), "`pad` must be the name of"),
             (lambda: RankTokens(VOCABULARY, {"gene1": 0}), "that of 'gene1' is 0"),
             (lambda: RankTokens(VOCABULARY, {"gene1": "1"}), "that of 'gene1' is '1'"),
             (lambda: RankTokens(VOCABULARY, {"gene1": [1]}), r"that of 'gene1' is \[1\]"),
             (lambda: RankTokens(VOCABULARY, 3), "`medians` must be a mapping"),
-            (lambda: GeneSubset(VOCABULARY, gene_names=GENES), "`gene_names` must be a mapping"),
+            (
+                lambda: RankTokens(VOCABULARY, pd.Series([1.0, 2.0], ["gene1", "gene1"])),
+                "`medians` must have each name once, but has 'gene1' 2 times",
+            ),
             (lambda: RankTokens(VOCABULARY, max_length=2), "`max_length > 2`"),
             (lambda: RankTokens(VOCABULARY, padding=NEITHER), "`padding` must be one"),
             (lambda: BinnedValues(VOCABULARY, 1), "`n_bins >= 2` must hold"),
-            (lambda: BinnedValues(VOCABULARY, subset=NEITHER), "`subset` must be"),
             (lambda: GeneSubset(VOCABULARY, genes=NEITHER), "`genes` must be one"),
-            (lambda: RowTokens(VOCABULARY, NONE), "`function` must be a function"),
             (lambda: MaskTokens(0), "`0 < fraction <= 1` must hold"),
             (lambda: MaskTokens(0.1, random=0.9, kept=0.2), "random=0.9"),
             (lambda: MaskValues(1.5), "fraction=1.5"),
@@ -501,7 +458,7 @@ def shared_symbols():
 @pytest.mark.parametrize("mask", [None, np.arange(8) != 2, np.arange(8) % 3 != 1])
 @pytest.mark.parametrize("kept", [range(8), range(1, 8), [2, 3, 5], [0, 1, 3]])
 def test_columns_of_var_apply_by_position(shared_symbols, mask, kept):
-    """Ids, medians and tokens of genes that share a symbol are those of each gene."""
+    """Ids of genes that share a symbol are those of each gene."""
     vocabulary = dict(zip(["<pad>", "<cls>", "<eos>"], range(3), strict=True))
     vocabulary |= {f"ENSG{k}": 3 + k for k in kept}
     found = list[list[Any]]()
@@ -512,8 +469,7 @@ def test_columns_of_var_apply_by_position(shared_symbols, mask, kept):
         tokenizers = [
             GeneSubset(vocabulary, genes="nonzero", gene_names=var["gene_ids"]),
             RankTokens(vocabulary, by_id, gene_names=var["gene_ids"], max_length=16),
-            RankTokens(vocabulary, var["median"], gene_names=var["gene_ids"], max_length=16),
-            RankTokens(var["token"], var["median"], pad=0, cls=1, eos=2, max_length=16),
+            RankTokens(vocabulary, by_id, gene_names=var["gene_ids"].to_numpy(), max_length=16),
         ]
         found.append([cells_of(dataset_of(collection, each)) for each in tokenizers])
     assert found[0] == found[1]
@@ -521,21 +477,20 @@ def test_columns_of_var_apply_by_position(shared_symbols, mask, kept):
 
 
 @pytest.mark.filterwarnings("ignore:Variable names are not unique:UserWarning")
-def test_names_that_repeat_are_refused_by_name(shared_symbols):
+def test_names_are_those_of_the_collection(shared_symbols):
     cells, _ = shared_symbols
-    var, some = cells.var, open_collection(cells, genes=np.arange(8) < 2)
-    for tokenizer, what in (
-        (GeneSubset(SPECIAL | {"ENSG0": 9}, gene_names=var["gene_ids"]), "`gene_names`"),
-        (RankTokens(SPECIAL | {"TBCE": 9}, var["median"]), "`medians`"),
-        (GeneSubset(var["token"], pad=0), "the vocabulary"),
-    ):
-        told = f"{what} must have each name once, but has 'TBCE' 2 times; values apply by position"
+    ids, some = cells.var["gene_ids"], open_collection(cells, genes=np.arange(8) < 2)
+    turned = ids[::-1].set_axis([*"abcdefgh"])  # as many, but of other genes
+    for collection, names in ((some, ids), (open_collection(cells), turned), (some, ["TBCE"])):
+        told = "`gene_names` must have a name for each of the [28] genes of the collection, in its"
         with pytest.raises(ParameterError, match=told):
-            dataset_of(some, tokenizer)
+            dataset_of(collection, GeneSubset(SPECIAL | {"ENSG0": 9}, gene_names=names))
+    with pytest.raises(ParameterError, match="a vocabulary must have each name once, but has 'TB"):
+        GeneSubset(cells.var["token"], pad=0)
 
 
 class TestGenesWithMedians:
-    """None is refused, a small part of what there is is warned of, and anything else is fine."""
+    """None is refused; genes without one are unknown."""
 
     @pytest.mark.parametrize(
         ("medians", "told"),
@@ -551,14 +506,14 @@ class TestGenesWithMedians:
             dataset_of(collection, RankTokens(VOCABULARY, medians))
         assert "\n" not in str(caught.value)
 
-    @pytest.mark.parametrize("is_few", [True, False])
-    def test_some(self, collection, is_few):
-        others = {f"ENSG{k}": 1.0 for k in range(3 if is_few else 2)}
-        tokenizer = RankTokens(VOCABULARY, {"gene1": 2.0, "gene2": 2.0} | others)
-        with warnings.catch_warnings(record=True, action="always") as caught:
-            cells_of(dataset_of(collection, tokenizer))
-        assert [str(each.message)[:25] for each in caught] == ["2 genes have a median, an"] * is_few
-        assert all(each.filename == __file__ for each in caught)
+    def test_others_are_unknown(self, collection, counts):
+        tokenizer = RankTokens(VOCABULARY, {"gene1": 2.0, "gene2": 2.0, "ENSG1": 1.0})
+        dataset = dataset_of(collection, tokenizer)
+        for _ in dataset:
+            pass
+        known = [GENES.index("gene1"), GENES.index("gene2")]
+        n_unknown = np.count_nonzero(np.delete(counts, known, axis=1))
+        assert dataset.statistics().n_unknown == n_unknown
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import errno
 import json
 import os
 import warnings
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -37,7 +36,6 @@ from cellfeed.sources import files_in
 # The folder, on this machine, a web server or an object store: its files.
 
 _PIECE_BYTES = 1 << 22
-_PIECES_AT_ONCE = 8
 _MOST_OBJECTS = 1_000_000
 
 
@@ -76,23 +74,21 @@ class LocalFolder:
 
     def contents(self, names: Sequence[str]) -> list[bytes]:
         """Return the contents of small files."""
-        return [self._content(name) for name in names]
-
-    def _content(self, name: str) -> bytes:
-        try:
-            return self._file(name).read_bytes()
-        except OSError as error:
-            raise unreadable(self.location / name, error) from error
+        found = list[bytes]()
+        for name in names:
+            try:
+                found.append(self._file(name).read_bytes())
+            except OSError as error:
+                raise unreadable(self.location / name, error) from error
+        return found
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
         """Return the sizes of files in bytes, None for those that are missing."""
-        return [self._size(name) for name in names]
-
-    def _size(self, name: str) -> int | None:
-        try:
-            return (self._path / name).stat().st_size
-        except OSError:
-            return None
+        found = dict[str, int]()
+        for name in names:
+            with suppress(OSError):
+                found[name] = (self._path / name).stat().st_size
+        return [*map(found.get, names)]
 
     def files(self, names: Sequence[str]) -> ByteStore:
         """Return files, numbered in this order."""
@@ -104,12 +100,6 @@ class LocalFolder:
             return map_or_read(self._file(name))
         except (OSError, ValueError) as error:
             raise unreadable(self.location / name, error) from error
-
-    def pieces(self, name: str) -> Iterator[bytes]:
-        """Yield the bytes of a file."""
-        with self._file(name).open("rb") as file:
-            while piece := file.read(_PIECE_BYTES):
-                yield piece
 
     def version(self) -> str | None:
         """Return None: the files themselves are looked at."""
@@ -176,25 +166,17 @@ class RemoteFolder:
 
     def table(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of an object, which are cached on this machine if they are many."""
+        size, objects = self._versions[name].size, self.files([name])
 
         def read() -> Mapping[str, NDArray[Any]]:
-            pieces = [np.frombuffer(each, np.uint8) for each in self.pieces(name)]
-            return {"bytes": np.concatenate(pieces or [np.empty(0, np.uint8)])}
-
-        identity = self.files([name]).identity
-        cached = CachedTables(str(self.location), name, identity)
-        return cached.get("bytes", self._versions[name].size, read)["bytes"]
-
-    def pieces(self, name: str) -> Iterator[bytes]:
-        """Yield the bytes of an object."""
-        size, objects = self._versions[name].size, self.files([name])
-        for begin in range(0, size, _PIECES_AT_ONCE * _PIECE_BYTES):
-            end = min(size, begin + _PIECES_AT_ONCE * _PIECE_BYTES)
-            firsts = np.arange(begin, end, _PIECE_BYTES, dtype=np.int64)
-            counts = np.minimum(firsts + _PIECE_BYTES, end) - firsts
+            firsts = np.arange(0, size, _PIECE_BYTES, dtype=np.int64)
+            counts = np.minimum(firsts + _PIECE_BYTES, size) - firsts
             found = objects.read_ranges(np.zeros_like(firsts), firsts, counts)
-            for content, count in zip(found, counts.tolist(), strict=True):
-                yield bytes(self._whole(name, content, count))
+            pieces = [*map(self._whole, [name] * firsts.size, found, counts.tolist())]
+            return {"bytes": np.frombuffer(b"".join(pieces), np.uint8)}
+
+        cached = CachedTables(str(self.location), name, objects.identity)
+        return cached.get("bytes", size, read)["bytes"]
 
     def version(self) -> str | None:
         """Return a digest of the versions of all objects; None if one has none."""
@@ -248,21 +230,13 @@ SPAN_RECORD = np.dtype(
         ("began_before", "<u4"),
     ]
 )
-"""A span in a block: its tokens in the shard, the number of its metadata in the shard, the bytes of
-these in `METADATA`, and whether the span began in an earlier block, which contains it too."""
+"""A span in a block: its tokens in the shard, its number in the shard, the bytes of its metadata in
+`METADATA`, and whether it began in an earlier block, which contains it too."""
 
 _FORMAT = "cellfeed token shard"
 _VERSION = 1
 _KINDS = "biuf"
 _LARGEST_ITEM = 8  # size of a number in bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardObs:
-    """An attribute of documents: its file, and its categories; None if it is a number."""
-
-    file: str
-    categories: list[str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,20 +255,20 @@ class ShardHeader:
     encoding
         Encoding of metadata, such as "json".
     obs
-        Attributes of documents by name.
+        Categories of each attribute of documents, the first of which is in ``obs-0.bin``.
     files
-        Size in bytes and CRC32 of each file.
+        Size in bytes of each file.
     """
 
-    dtype: str | list[list[Any]]
+    dtype: Any
     n_tokens: int
     n_documents: int | None
     longest_document: int
     n_spans: int
     block: int
     encoding: str
-    obs: Mapping[str, ShardObs]
-    files: Mapping[str, tuple[int, int]]
+    obs: Mapping[str, list[str]]
+    files: Mapping[str, int]
 
 
 def require_dtype(dtype: Any) -> np.dtype[Any]:
@@ -322,16 +296,8 @@ def require_dtype(dtype: Any) -> np.dtype[Any]:
     return little[""] if given.names is None else np.dtype(list(little.items()))
 
 
-def shown_dtype(dtype: np.dtype[Any]) -> str | list[list[Any]]:
-    """Return a dtype in the form of the header."""
-    if dtype.names is None:
-        return dtype.str
-    fields = ((name, dtype[name]) for name in dtype.names)
-    return [[name, part.base.str, list(part.shape)] for name, part in fields]
-
-
 def dtype_of(shown: Any) -> np.dtype[Any]:
-    """Return the dtype in a header.
+    """Return the dtype in a header, which `numpy.lib.format.dtype_to_descr` wrote there.
 
     Raises
     ------
@@ -340,7 +306,7 @@ def dtype_of(shown: Any) -> np.dtype[Any]:
     """
     if isinstance(shown, str):
         return require_dtype(shown)
-    return require_dtype([(str(name), str(base), tuple(shape)) for name, base, shape in shown])
+    return require_dtype([(str(name), str(base), *map(tuple, rest)) for name, base, *rest in shown])
 
 
 def write_header(folder: Path, header: ShardHeader) -> Path:
@@ -367,7 +333,7 @@ def read_headers(folder: Folder, shards: Sequence[str]) -> list[ShardHeader]:
     expected = {
         f"{shard}/{name}": n_bytes
         for shard, header in zip(shards, headers, strict=True)
-        for name, (n_bytes, _) in header.files.items()
+        for name, n_bytes in header.files.items()
     }
     for (name, n_bytes), there in zip(expected.items(), folder.sizes([*expected]), strict=True):
         where = folder.location / name
@@ -392,7 +358,6 @@ def _header(where: Location, content: bytes) -> ShardHeader:
         raise FormatError(f"{msg}; update cellfeed")
     if not is_whole or found != _FORMAT or version != _VERSION:
         raise damaged(where, "its checksum is wrong")
-    fields["obs"] = {name: ShardObs(**each) for name, each in fields["obs"].items()}
     return ShardHeader(**fields)
 
 
@@ -400,8 +365,6 @@ def _checksum(fields: Mapping[str, Any]) -> str:
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return digest_of(text)
 
-
-# Files of a shard, written sequentially, with checksums.
 
 _BUFFER_BYTES = 1 << 20
 
@@ -416,13 +379,12 @@ class WrittenFile:
 
     Attributes
     ----------
-    n_bytes, crc32
-        Size and checksum of the bytes written so far.
+    n_bytes
+        Size of what was written so far.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.n_bytes = self.crc32 = 0
+        self.path, self.n_bytes = path, 0
         self._file = path.open("xb", _BUFFER_BYTES)
 
     def write(self, data: bytes | NDArray[Any]) -> None:
@@ -430,7 +392,6 @@ class WrittenFile:
         buffer = data if isinstance(data, bytes) else data.reshape(-1).view(np.uint8).data
         with os_errors(self.path):
             self._file.write(buffer)
-        self.crc32 = zlib.crc32(buffer, self.crc32)
         self.n_bytes += len(buffer)
 
     def discard(self) -> None:
@@ -445,15 +406,6 @@ class WrittenFile:
                 self._file.flush()
                 os.fsync(self._file.fileno())
             self._file.close()
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # The shards of a folder, opened together.
@@ -546,24 +498,13 @@ class Shards:
         """Return a digest that changes when an object on a server is replaced; else None."""
         return self._folder.version()
 
-    def verify(self) -> None:
-        """Compare all files with their checksums; see `TokenStream.verify`."""
-        for shard, header in enumerate(self.headers):
-            for name, (_, expected) in header.files.items():
-                found = 0
-                for piece in self._folder.pieces(f"{self.names[shard]}/{name}"):
-                    found = zlib.crc32(piece, found)
-                if found != expected:
-                    raise self.damaged(shard, name, "its bytes have changed since it was written")
-
     def files(self, name: str) -> ByteStore:
         """Return the files with one name, by shard number."""
         return self._folder.files([f"{shard}/{name}" for shard in self.names])
 
-    def table(self, name: str, dtype: Any) -> ShardTables:
-        """Return the file of each shard as a table with this dtype, read when it is used."""
-        names = [f"{shard}/{name}" for shard in self.names]
-        return ShardTables(self._folder, names, np.dtype(dtype))
+    def table(self, name: str) -> ShardTables:
+        """Return the file of each shard as int64, read when it is used."""
+        return ShardTables(self._folder, [f"{shard}/{name}" for shard in self.names])
 
     def damaged(self, shard: int, name: str, what: str) -> FormatError:
         """Return the error for a file with invalid contents."""
@@ -578,43 +519,41 @@ class Shards:
 
 
 class ShardTables:
-    """One table per shard: in each process, mapped or read when it is first used.
+    """A table of int64 per shard: in each process, mapped or read when it is first used.
 
     Parameters
     ----------
-    folder, names, dtype
-        The files, and the dtype of a row.
+    folder, names
+        The files.
     """
 
-    def __init__(self, folder: Folder, names: Sequence[str], dtype: np.dtype[Any]) -> None:
-        self._folder, self._names, self._dtype = folder, names, dtype
-        self._tables = dict[int, NDArray[Any]]()
+    def __init__(self, folder: Folder, names: Sequence[str]) -> None:
+        self._folder, self._names = folder, names
+        self._tables = dict[int, NDArray[np.int64]]()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_tables": {}}
 
-    def of(self, shard: int) -> NDArray[Any]:
+    def of(self, shard: int) -> NDArray[np.int64]:
         """Return the table of one shard."""
         if shard not in self._tables:
             name = self._names[shard]
             content = self._folder.table(name)
             try:
-                rows = content.view(self._dtype.base)
+                self._tables[shard] = content.view("<i8")
             except ValueError as error:
                 raise unreadable(self._folder.location / name, error) from error
-            self._tables[shard] = rows.reshape(-1, *self._dtype.shape)
         return self._tables[shard]
 
-    def load(self) -> None:
-        """Read the tables of all shards."""
-        for shard in range(len(self._names)):
+    def load(self, shards: Iterable[int]) -> None:
+        """Read the tables of shards."""
+        for shard in shards:
             self.of(shard)
 
-    def rows(self, shards: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return one row of the table of each given shard; shards may repeat."""
-        out = np.zeros((rows.size, *self._dtype.shape), self._dtype.base)
-        order = np.argsort(shards, kind="stable")
-        bounds = np.flatnonzero(np.diff(shards[order])) + 1
-        for some in np.split(order, bounds) if order.size else ():
-            out[some] = self.of(int(shards[some[0]]))[rows[some]]
+    def at(self, shards: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return one value of the table of each given shard; shards may repeat."""
+        out = np.zeros(places.size, np.int64)
+        for shard in np.unique(shards).tolist():
+            own = shards == shard
+            out[own] = self.of(shard)[places[own]]
         return out

@@ -30,68 +30,43 @@ from cellfeed.storages.tokens._shards import (
     Shards,
 )
 
-# The rows of a stream: windows, or documents. Both say where rows begin and how long they are, in
-# which shard each begins, and which document of the shard it is, or begins in.
 
+class TokenRows:
+    """The rows of a stream: where each begins, how long it is, and in which shard and document.
 
-class Windows:
-    """Windows of equal length, which may cross shards; a shorter last window is left out.
+    Windows have equal length and may cross shards; a shorter last window is left out. Documents are
+    in the order in which they were appended to the shards.
 
     Parameters
     ----------
     shards
         The shards of the stream.
     window, stride
-        Number of tokens of a window, and between the starts of consecutive windows.
+        Number of tokens of a window, and between the starts of consecutive windows; for documents,
+        None and 1.
     """
 
-    def __init__(self, shards: Shards, window: int, stride: int) -> None:
+    def __init__(self, shards: Shards, window: int | None, stride: int) -> None:
         self._shards, self._window, self._stride = shards, window, stride
-        self._offsets = shards.table(DOCUMENTS, "<i8")
-        self.n_rows = max(0, (shards.n_tokens - window) // stride + 1)
+        self._offsets = shards.table(DOCUMENTS)
+        if window is None:
+            counts = [header.n_documents or 0 for header in shards.headers]
+            self._firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+            self.n_rows = int(self._firsts[-1])
+        else:
+            self._firsts = shards.bounds
+            self.n_rows = max(0, (shards.n_tokens - window) // stride + 1)
 
     def ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where rows begin in the stream, and the number of tokens of each."""
-        return rows * self._stride, np.full(rows.size, self._window, np.int64)
-
-    def load_tables(self) -> None:
-        """Do nothing: where windows lie is known."""
-
-    def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the shard in which each row begins."""
-        return _last_not_above(self._shards.bounds, rows * self._stride)
-
-    def documents_of(self, shard: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the document of a shard in which each row begins."""
-        starts = rows * self._stride - self._shards.bounds[shard]
-        return _last_not_above(self._offsets.of(shard), starts)
-
-
-class Documents:
-    """Documents, in the order in which they were appended to the shards.
-
-    Parameters
-    ----------
-    shards
-        The shards of the stream, all of which have documents.
-    """
-
-    def __init__(self, shards: Shards) -> None:
-        self._shards = shards
-        counts = [header.n_documents or 0 for header in shards.headers]
-        self._firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        self._offsets = shards.table(DOCUMENTS, "<i8")
-        self._longest = np.array([each.longest_document for each in shards.headers], np.int64)
-        self.n_rows = int(self._firsts[-1])
-
-    def ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where rows begin in the stream, and the number of tokens of each."""
+        if self._window is not None:
+            return rows * self._stride, np.full(rows.size, self._window, np.int64)
         shards = self.shards_of(rows)
         own = rows - self._firsts[shards]
-        starts, stops = self._offsets.rows(shards, own), self._offsets.rows(shards, own + 1)
-        sizes = np.diff(self._shards.bounds)[shards]
-        wrong = (starts < 0) | (stops < starts) | (stops > sizes)
-        wrong |= stops - starts > self._longest[shards]
+        starts, stops = self._offsets.at(shards, own), self._offsets.at(shards, own + 1)
+        longest = np.array([each.longest_document for each in self._shards.headers])[shards]
+        wrong = (starts < 0) | (stops < starts) | (stops - starts > longest)
+        wrong |= stops > np.diff(self._shards.bounds)[shards]
         if wrong.any():
             bad = int(np.flatnonzero(wrong)[0])
             what = f"document {own[bad]} has tokens {starts[bad]} to {stops[bad]}"
@@ -100,19 +75,17 @@ class Documents:
 
     def load_tables(self) -> None:
         """Read where documents lie."""
-        self._offsets.load()
+        if self._window is None:
+            self._offsets.load(range(len(self._shards.headers)))
 
     def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the shard of each row."""
-        return _last_not_above(self._firsts, rows)
+        """Return the shard in which each row begins."""
+        return _last_not_above(self._firsts, rows * self._stride)
 
     def documents_of(self, shard: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the document of a shard that each row is."""
-        documents: NDArray[np.int64] = rows - self._firsts[shard]
-        return documents
-
-
-TokenRows = Windows | Documents
+        """Return the document of a shard in which each row begins."""
+        own: NDArray[np.int64] = rows * self._stride - self._firsts[shard]
+        return own if self._window is None else _last_not_above(self._offsets.of(shard), own)
 
 
 def _last_not_above(bounds: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -156,30 +129,14 @@ def extents_of(
 
 
 SPAN = np.dtype(
-    [("start", "<i8"), ("stop", "<i8"), ("shard", "<i8"), ("id", "<i8"), ("n_bytes", "<i8")]
+    [(name, "<i8") for name in ("start", "stop", "shard", "id", "first_byte", "n_bytes")]
 )
-"""A delivered span: its tokens relative to the first of the row, the shard, the number of its
-metadata there, and their size in bytes."""
+"""A delivered span: its tokens relative to the first of the row, the shard, its number there, and
+the bytes of its metadata."""
 
 
-# Reading the spans that overlap rows, and their metadata.
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Found:
-    """Spans of rows: their records, the extents of rows by shard, and the extent of each record.
-
-    ``metadata`` has the byte range of the metadata of each extent, shape (n_extents, 2).
-    """
-
-    extents: FileExtents
-    records: NDArray[Any]
-    of_extent: NDArray[np.int64]
-    metadata: NDArray[np.int64]
-
-
-class SpanReader:
-    """Reads the spans of rows, and their metadata.
+class SpanElement(StoredElement):
+    """The spans that overlap each row. How many there are is known only after they are read.
 
     The memory-mapped index locates the records of a window: the blocks that the window overlaps
     are contiguous, and each lists the spans that overlap it. A span that is in several blocks is
@@ -191,138 +148,136 @@ class SpanReader:
         The shards of the stream, and its rows.
     """
 
+    layout = "ragged"
+    var = None
+    dtype = SPAN
+    stored_as = SPANS
+
     def __init__(self, shards: Shards, rows: TokenRows) -> None:
-        self._shards, self._rows = shards, rows
+        self._shards, self._rows, self.shape = shards, rows, (rows.n_rows,)
         self._has_spans = np.array([header.n_spans > 0 for header in shards.headers])
         self._blocks = np.array([header.block for header in shards.headers], np.int64)
-        self._sizes = np.array(
-            [
-                [each.files.get(name, (0, 0))[0] for name in (SPANS, METADATA)]
-                for each in shards.headers
-            ],
-            np.int64,
-        )
-        self._index = shards.table(INDEX, ("<i8", 2))
+        self._index = shards.table(INDEX)
         self._files = {name: shards.files(name) for name in (SPANS, METADATA)}
-        self._for_other: tuple[str, NDArray[np.int64], _Found] | None = None
+        if shards.location.is_remote:
+            self.expected_row_bytes = self.stored_bytes() / rows.n_rows
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_for_other": None}
+    def stored_bytes(self) -> int:
+        """Return the size of all records in bytes."""
+        return sum(each.files.get(SPANS, 0) for each in self._shards.headers)
 
-    def spans(self, rows: NDArray[np.int64]) -> RaggedRows:
-        """Return the spans of ascending rows, sorted by start; values are `SPAN`."""
-        found = self._find(SPANS, rows)
-        records, extents = found.records, found.extents
-        spans = np.zeros(records.size, SPAN)
-        shift = (extents.within - extents.firsts)[found.of_extent]
-        spans["start"], spans["stop"] = records["start"] + shift, records["stop"] + shift
-        spans["shard"] = extents.files[found.of_extent]
-        spans["id"], spans["n_bytes"] = records["id"], records["n_bytes"]
-        return RaggedRows(_offsets(rows.size, extents.rows[found.of_extent]), spans)
+    def codec(self) -> str:
+        """Return that nothing is compressed."""
+        return "none"
 
-    def metadata(self, rows: NDArray[np.int64]) -> RaggedRows:
-        """Return the metadata of the spans of rows, in the order of the spans; values are uint8."""
-        found = self._find(METADATA, rows)
-        ranges = self._stored(METADATA, np.dtype(np.uint8), found.extents.files, found.metadata)
-        stored = read_ragged(ranges, np.arange(len(found.metadata)))
-        of, n_bytes = found.of_extent, found.records["n_bytes"].astype(np.int64)
-        firsts = found.records["first_byte"] - found.metadata[of, 0]
-        wrong = (firsts < 0) | (n_bytes < 0) | (firsts + n_bytes > stored.lengths[of])
-        self._check(wrong, found.extents.files[of], SPANS)
-        firsts += stored.offsets[of]
-        values = stored.values[expand(np.stack([firsts, firsts + n_bytes], axis=1))]
-        of_row = np.repeat(found.extents.rows[of], n_bytes)
-        return RaggedRows(_offsets(rows.size, of_row), values)
+    def load_tables(self) -> None:
+        """Read the index of spans, if that is asked of a server; otherwise files are mapped."""
+        if self._shards.location.is_remote:
+            self._index.load(np.flatnonzero(self._has_spans).tolist())
 
-    def _find(self, name: str, rows: NDArray[np.int64]) -> _Found:
-        """Return what the other element has found in the same rows, once; otherwise find it."""
-        left, self._for_other = self._for_other, None
-        if left is not None and left[0] != name and np.array_equal(left[1], rows):
-            return left[2]
-        found = self._read(rows)
-        self._for_other = name, rows, found
-        return found
+    def expect(self, runs: Runs) -> object:
+        """Request what `read_rows` will read from a server, without waiting."""
+        extents = extents_of(self._shards.bounds, *self._rows.ranges(expand(runs)))
+        first, _, end = self._located(extents)
+        stored = self._stored(SPANS, SPAN_RECORD, extents.files, first, end)
+        every = np.arange(len(first))
+        return stored.reads(every, np.zeros_like(every), SPAN_RECORD).readahead()
 
-    def _read(self, rows: NDArray[np.int64]) -> _Found:
+    def read_rows(self, runs: Runs) -> RaggedRows:
+        """Read the spans of rows, sorted by start."""
+        rows = expand(runs)
         extents = extents_of(self._shards.bounds, *self._rows.ranges(rows))
-        firsts, seconds, ends = self._located(extents)
-        located = np.stack([firsts, ends], axis=1)
-        ranges = self._stored(SPANS, SPAN_RECORD, extents.files, located[:, :, 0])
-        stored = read_ragged(ranges, np.arange(len(located)))
+        first, second, end = self._located(extents)
+        ranges = self._stored(SPANS, SPAN_RECORD, extents.files, first, end)
+        stored = read_ragged(ranges, np.arange(len(first)))
         records, of_extent = stored.values, np.repeat(np.arange(len(stored)), stored.lengths)
         starts, stops = extents.firsts[of_extent], (extents.firsts + extents.counts)[of_extent]
         # If a span is in several blocks, take the record in the first block that the row overlaps.
-        first_records = (seconds - firsts)[of_extent, 0]
-        in_first = np.arange(records.size) - stored.offsets[of_extent] < first_records
-        overlaps = in_first | (records["began_before"] == 0)
+        places = np.arange(records.size) - stored.offsets[of_extent]
+        overlaps = (places < (second - first)[of_extent]) | (records["began_before"] == 0)
         overlaps &= (records["start"] < stops) & (records["stop"] > starts)
-        return _Found(extents, records[overlaps], of_extent[overlaps], located[:, :, 1])
+        records, of_extent = records[overlaps], of_extent[overlaps]
+        spans = np.zeros(records.size, SPAN)
+        shift = (extents.within - extents.firsts)[of_extent]
+        spans["start"], spans["stop"] = records["start"] + shift, records["stop"] + shift
+        spans["shard"] = extents.files[of_extent]
+        for name in ("id", "first_byte", "n_bytes"):
+            spans[name] = records[name]
+        counts = np.bincount(extents.rows[of_extent], minlength=rows.size)
+        return RaggedRows(np.append(0, np.cumsum(counts)), spans)
+
+    def metadata(
+        self, shards: NDArray[np.int64], firsts: NDArray[np.int64], n_bytes: NDArray[np.int64]
+    ) -> tuple[list[bytes], list[int]]:
+        """Return the encoded metadata of distinct spans, and which of them each span has."""
+        sizes = np.array([each.files[METADATA] for each in self._shards.headers])
+        wrong = (firsts < 0) | (n_bytes < 0) | (firsts + n_bytes > sizes[shards])
+        self._check(wrong, shards, SPANS)
+        shifts = np.cumsum(sizes) - sizes
+        firsts, distinct, which = np.unique(
+            shifts[shards] + firsts, return_index=True, return_inverse=True
+        )
+        n_bytes, shards = n_bytes[distinct], shards[distinct]
+        ends = firsts + n_bytes
+        # Those that follow each other are read together.
+        is_next = (firsts[1:] == ends[:-1]) & (shards[1:] == shards[:-1])
+        begins = np.flatnonzero(np.append(True, ~is_next)[: firsts.size])
+        lasts = np.flatnonzero(np.append(~is_next, True)[: firsts.size])
+        shards, shift = shards[begins], shifts[shards[begins]]
+        read = shards, firsts[begins] - shift, ends[lasts] - shift
+        ranges = self._stored(METADATA, np.dtype(np.uint8), *read)
+        encoded = read_ragged(ranges, np.arange(shards.size)).values.tobytes()
+        bounds = np.append(0, np.cumsum(n_bytes)).tolist()
+        return [encoded[a:b] for a, b in itertools.pairwise(bounds)], which.tolist()
 
     def _located(self, extents: FileExtents) -> NDArray[np.int64]:
-        """Return the first record and the first byte of metadata of three blocks of each extent.
+        """Return the first records of three blocks of each extent, shape (3, n_extents).
 
-        These are its first block, the next one, and the one after its last; shape
-        (3, n_extents, 2).
+        These are its first block, the next one, and the one after its last.
         """
-        located = np.zeros((3, extents.rows.size, 2), np.int64)
+        located = np.zeros((3, extents.rows.size), np.int64)
         there = np.flatnonzero(self._has_spans[extents.files])
         shards = extents.files[there]
-        block = self._blocks[shards]
-        first = extents.firsts[there] // block
-        last = (extents.firsts + extents.counts - 1)[there] // block
+        first = extents.firsts[there] // self._blocks[shards]
+        last = (extents.firsts + extents.counts - 1)[there] // self._blocks[shards]
         for k, blocks in enumerate((first, first + 1, last + 1)):
-            located[k, there] = self._index.rows(shards, blocks)
-        most = self._sizes[extents.files] // [SPAN_RECORD.itemsize, 1]
+            located[k, there] = self._index.at(shards, blocks)
+        sizes = np.array([each.files.get(SPANS, 0) for each in self._shards.headers])
+        most = sizes[extents.files] // SPAN_RECORD.itemsize
         wrong = (located[0] < 0) | (located[2] < located[0]) | (located[2] > most)
-        self._check(wrong.any(axis=1), extents.files, INDEX)
+        self._check(wrong, extents.files, INDEX)
         return located
 
-    def load_tables(self) -> None:
-        """Read the index of all shards that have one."""
-        for shard in np.flatnonzero(self._has_spans).tolist():
-            self._index.of(shard)
-
-    def expect(self, rows: NDArray[np.int64], name: str) -> object:
-        """Request the spans of rows, or their metadata, without waiting; return the requests."""
-        extents = extents_of(self._shards.bounds, *self._rows.ranges(rows))
-        firsts, _, ends = self._located(extents)
-        of_metadata = int(name == METADATA)
-        dtype = np.dtype(np.uint8) if of_metadata else SPAN_RECORD
-        located = np.stack([firsts, ends], axis=1)[:, :, of_metadata]
-        stored = self._stored(name, dtype, extents.files, located)
-        every = np.arange(len(located))
-        return stored.reads(every, np.zeros_like(every), dtype).readahead()
-
     def _stored(
-        self, name: str, dtype: np.dtype[Any], shards: NDArray[np.int64], ranges: NDArray[np.int64]
+        self,
+        name: str,
+        dtype: np.dtype[Any],
+        shards: NDArray[np.int64],
+        firsts: NDArray[np.int64],
+        ends: NDArray[np.int64],
     ) -> RowRanges:
         """Return one range of a file of each given shard, as a row."""
 
         def extents(rows: NDArray[np.int64]) -> FileExtents:
-            counts = ranges[rows, 1] - ranges[rows, 0]
+            counts = (ends - firsts)[rows]
             there = np.flatnonzero(counts)
             return FileExtents(
                 lengths=counts,
                 rows=there,
                 files=shards[rows[there]],
-                firsts=ranges[rows[there], 0],
+                firsts=firsts[rows[there]],
                 counts=counts[there],
                 within=np.zeros(there.size, np.int64),
             )
 
         return RowRanges(
-            name=name, shape=(len(ranges),), dtype=dtype, files=self._files[name], extents=extents
+            name=name, shape=(len(firsts),), dtype=dtype, files=self._files[name], extents=extents
         )
 
     def _check(self, wrong: NDArray[np.bool_], shards: NDArray[np.int64], name: str) -> None:
         if wrong.any():
             shard = int(shards[np.flatnonzero(wrong)[0]])
             raise self._shards.damaged(shard, name, "has impossible spans")
-
-
-def _offsets(n_rows: int, of_row: NDArray[np.int64]) -> NDArray[np.int64]:
-    counts = np.bincount(of_row, minlength=n_rows)
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 # The elements of a token stream: tokens, spans, and the metadata of spans.
@@ -389,52 +344,6 @@ class Tokens(StoredElement):
         return extents_of(self._shards.bounds, *self._rows.ranges(rows))
 
 
-class SpanElement(StoredElement):
-    """The spans that overlap each row, or their metadata, encoded and concatenated.
-
-    How many there are is known only after they are read.
-
-    Parameters
-    ----------
-    shards, rows, reader
-        The shards of the stream, its rows, and the reader of spans.
-    stored_as
-        `SPANS`, or `METADATA`.
-    """
-
-    layout = "ragged"
-    var = None
-
-    def __init__(self, shards: Shards, rows: TokenRows, reader: SpanReader, stored_as: str) -> None:
-        self._shards, self._reader, self.stored_as = shards, reader, stored_as
-        self.shape = (rows.n_rows,)
-        self.dtype = SPAN if stored_as == SPANS else np.dtype(np.uint8)
-        if shards.location.is_remote:
-            self.expected_row_bytes = self.stored_bytes() / rows.n_rows
-
-    def stored_bytes(self) -> int:
-        """Return the size of all records, or of all metadata, in bytes."""
-        return sum(each.files.get(self.stored_as, (0, 0))[0] for each in self._shards.headers)
-
-    def codec(self) -> str:
-        """Return that nothing is compressed."""
-        return "none"
-
-    def load_tables(self) -> None:
-        """Read the index of spans, if that is asked of a server; otherwise files are mapped."""
-        if self._shards.location.is_remote:
-            self._reader.load_tables()
-
-    def expect(self, runs: Runs) -> object:
-        """Request what `read_rows` will read from a server, without waiting."""
-        return self._reader.expect(expand(runs), self.stored_as)
-
-    def read_rows(self, runs: Runs) -> RaggedRows:
-        """Read the spans of rows, or their metadata."""
-        read = self._reader.spans if self.stored_as == SPANS else self._reader.metadata
-        return read(expand(runs))
-
-
 _SHARD = "shard"  # the obs column with the shard in which a row begins
 _DECODER = json.JSONDecoder()
 _FIELDS = SPAN.names or ()
@@ -496,8 +405,8 @@ class TokenStream(Source):
         ``"X"``, the tokens: shape (n_rows, window) for windows, `RaggedRows` for documents. If
         tokens have fields, the dtype is structured, and torch gets ``"X/FIELD"`` for each field.
         If there are spans: ``"spans"``, the spans that overlap each row, sorted by start, with the
-        fields ``start``, ``stop``, ``shard``, ``id`` and ``n_bytes``; and ``"metadata"``, the
-        concatenated bytes of their metadata.
+        fields ``start``, ``stop``, ``shard``, ``id``, and the place of their metadata,
+        ``first_byte`` and ``n_bytes``.
 
     Raises
     ------
@@ -523,7 +432,7 @@ class TokenStream(Source):
     >>> with TokenStreamWriter(folder, "uint16") as writer:
     ...     writer.append(np.arange(10), metadata={"title": "digits"})
     >>> stream = TokenStream(folder, window=4)
-    >>> rows = open_collection(stream, elements=["X", "spans", "metadata"])[[1]]
+    >>> rows = open_collection(stream, elements=["X", "spans"])[[1]]
     >>> rows.X
     array([[4, 5, 6, 7]], dtype=uint16)
     >>> stream.spans(rows)
@@ -554,7 +463,7 @@ class TokenStream(Source):
                 if header.n_documents is None:
                     msg = f"{self.location}/{name}: was written without documents; leave out"
                     raise FormatError(f"{msg} `documents`, or write it with documents=True")
-        rows: TokenRows = Documents(opened) if documents else Windows(opened, window, stride)
+        rows = TokenRows(opened, None, 1) if documents else TokenRows(opened, window, stride)
         if not rows.n_rows:
             what = "document; append some"
             if not documents:
@@ -565,9 +474,7 @@ class TokenStream(Source):
             "X": Tokens(opened, rows, None if documents else window)
         }
         if any(header.n_spans for header in opened.headers):
-            reader = SpanReader(opened, rows)
-            self.elements["spans"] = SpanElement(opened, rows, reader, SPANS)
-            self.elements["metadata"] = SpanElement(opened, rows, reader, METADATA)
+            self.elements["spans"] = SpanElement(opened, rows)
         self._shown_rows = "documents=True" if documents else f"window={window}, stride={stride}"
         if opened.are_some:
             self._shown_rows += f", shards={list(self.shard_names)}"
@@ -593,48 +500,34 @@ class TokenStream(Source):
         """Names of the shards, by shard number."""
         return tuple(name.rpartition(".")[0] for name in self._shards.names)
 
-    def verify(self) -> None:
-        """Read all files completely, and compare them with their checksums.
-
-        Raises
-        ------
-        FormatError
-            The contents of a file have changed since it was written.
-        """
-        self._shards.verify()
-
     def spans(self, rows: Any) -> list[list[Span]]:
-        """Return the spans of each row of a minibatch, with their metadata decoded.
+        """Return the spans of each row of a minibatch, with their metadata, which is read here.
 
         Parameters
         ----------
         rows
-            A `Minibatch`, or `Cells`, with the elements ``"spans"`` and ``"metadata"``.
+            A `Minibatch`, or `Cells`, with the element ``"spans"``.
 
         Raises
         ------
         ParameterError
-            ``rows`` lacks these elements, or the metadata was written with a custom encoder and no
+            ``rows`` lacks this element, or the metadata was written with a custom encoder and no
             ``decoder`` was given.
         """
-        names = [*rows.keys()]
-        for name in ("spans", "metadata"):
-            if not any(each == name or each.startswith(f"{name}/") for each in names):
-                msg = f"these rows have no {name!r}; open with elements=['X', 'spans', 'metadata']"
-                raise ParameterError(msg)
-        decode = self._require_decoder()
         if "spans" in rows:
-            spans, offsets = rows["spans"].values, rows["spans"].offsets
-        else:
-            spans = {name: rows[f"spans/{name}"].values for name in _FIELDS}
+            table, offsets = rows["spans"].values, rows["spans"].offsets
+        elif "spans/start" in rows:
+            table = {name: rows[f"spans/{name}"].values for name in _FIELDS}
             offsets = rows["spans/start"].offsets
-        start, stop, shard, number, n_bytes = (_numpy(spans[name]).tolist() for name in _FIELDS)
-        encoded = _numpy(rows["metadata"].values).tobytes()
-        ends = np.concatenate([[0], np.cumsum(n_bytes)]).tolist()
-        keys = list(zip(shard, number, strict=True))
-        distinct = {key: encoded[a:b] for key, a, b in zip(keys, ends, ends[1:], strict=False)}
-        decoded = dict(zip(distinct, map(decode, distinct.values()), strict=True))
-        found = list(map(Span, start, stop, map(decoded.__getitem__, keys), shard, number))
+        else:
+            raise ParameterError("these rows have no 'spans'; open with elements=['X', 'spans']")
+        columns = {name: _numpy(table[name]) for name in _FIELDS}
+        element: Any = self.elements["spans"]
+        where = (columns[name] for name in ("shard", "first_byte", "n_bytes"))
+        encoded, which = element.metadata(*where)
+        metadata = [*map([*map(self._require_decoder(), encoded)].__getitem__, which)]
+        start, stop, shard, number = (columns[name].tolist() for name in _FIELDS[:4])
+        found = list(map(Span, start, stop, metadata, shard, number))
         bounds = _numpy(offsets).tolist()
         return [found[a:b] for a, b in itertools.pairwise(bounds)]
 
@@ -664,30 +557,21 @@ class TokenStream(Source):
         return table
 
     def _attribute(self, name: str, shards: NDArray[np.int64], rows: NDArray[np.int64]) -> Any:
-        described = [header.obs[name] for header in self._shards.headers]
-        are_numbers = {each.categories is None for each in described}
-        if len(are_numbers) > 1:
-            msg = f"{self._shards.location}: obs {name!r} is text in some shards and numbers in"
-            raise FormatError(f"{msg} others; write the same kind to all shards")
-        is_number = are_numbers == {True}
-        out: NDArray[Any] = np.empty(rows.size, np.float64 if is_number else np.int64)
+        out: NDArray[np.int64] = np.empty(rows.size, np.int64)
         categories = dict[str, int]()
-        bounds = np.searchsorted(shards, np.arange(len(described) + 1))
-        for shard, each in enumerate(described):
-            own = slice(bounds[shard], bounds[shard + 1])
-            known = each.categories or []
+        headers = self._shards.headers
+        bounds = np.searchsorted(shards, np.arange(len(headers) + 1))
+        for shard, header in enumerate(headers):
+            own, known = slice(bounds[shard], bounds[shard + 1]), header.obs[name]
             numbers = [categories.setdefault(text, len(categories)) for text in known]
             if own.start == own.stop:
                 continue
-            stored = self._shards.table(each.file, "<f8" if is_number else "<i8").of(shard)
-            values = stored[self._rows.documents_of(shard, rows[own])]
-            if not is_number:
-                if values.size and not -1 <= values.min() <= values.max() < len(known):
-                    raise self._shards.damaged(shard, each.file, "has codes without a category")
-                values = np.array([*numbers, -1], np.int64)[values]
-            out[own] = values
-        if is_number:
-            return out
+            file = f"obs-{[*header.obs].index(name)}.bin"
+            stored = self._shards.table(file).of(shard)
+            codes = stored[self._rows.documents_of(shard, rows[own])]
+            if not -1 <= codes.min() <= codes.max() < len(known):
+                raise self._shards.damaged(shard, file, "has codes without a category")
+            out[own] = np.array([*numbers, -1], np.int64)[codes]
         return pd.Categorical.from_codes(out, pd.Index(list(categories), dtype=object))
 
     def _require_decoder(self) -> Callable[[bytes], Any]:

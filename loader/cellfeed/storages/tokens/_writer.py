@@ -4,9 +4,8 @@ import json
 import os
 import re
 import shutil
-import struct
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -18,39 +17,32 @@ from cellfeed.extending import ParameterError, PathError, require_positive
 from cellfeed.sources import expand
 from cellfeed.storages.tokens import _shards as shards
 
-# Spans by blocks of tokens, so that the spans of a window are contiguous.
-#
-# A block lists the spans that overlap it: those that began before it, and those that begin in it.
-# Their metadata has the same order. So a window needs one range of records and one range of
-# metadata, however long the spans that reach into it, and an index with two numbers per block
-# locates these ranges.
-
-ADDED = np.dtype([("start", "<i8"), ("stop", "<i8"), ("first_byte", "<i8"), ("n_bytes", "<i8")])
-"""A span in the order of addition, and the position of its metadata."""
-
 _PAIRS_AT_ONCE = 1 << 18
-_BYTES_AT_ONCE = 1 << 24
+_MOST_METADATA = 1 << 20  # bytes of a span's metadata
 
 
-def write_by_block(
+def _write_by_block(
     added: NDArray[Any],
-    added_metadata: NDArray[np.uint8],
     n_tokens: int,
     block: int,
-    files: tuple[shards.WrittenFile, shards.WrittenFile, shards.WrittenFile],
+    index: shards.WrittenFile,
+    records: shards.WrittenFile,
 ) -> None:
-    """Write the spans of a shard by block.
+    """Write the spans of a shard by blocks of tokens, so that the spans of a window are contiguous.
+
+    A block lists the spans that overlap it: those that began before it, and those that begin in it.
+    So a window needs one range of records, however long the spans that reach into it, and an index
+    with the first record of each block locates this range.
 
     Parameters
     ----------
-    added, added_metadata
-        Spans in the order in which they were added, `ADDED`, and the bytes of their metadata.
+    added
+        Spans in the order in which they were added, `shards.SPAN_RECORD`.
     n_tokens, block
         Number of tokens of the shard, and of a block.
-    files
-        The index, the records, and their metadata.
+    index, records
+        The files that are written.
     """
-    index, records, metadata = files
     # Each span with each block that it overlaps, by block and start.
     order = np.argsort(added["start"], kind="stable")
     first = added["start"][order] // block
@@ -58,56 +50,13 @@ def write_by_block(
     blocks = expand(np.stack([first, stop], axis=1))
     by_block = np.argsort(blocks, kind="stable")
     spans, blocks = np.repeat(order, stop - first)[by_block], blocks[by_block]
-    ends = np.concatenate([[0], np.cumsum(added["n_bytes"][spans])])
     firsts = np.searchsorted(blocks, np.arange(-(-n_tokens // block) + 1))
-    index.write(np.stack([firsts, ends[firsts]], axis=1).astype("<i8"))
+    index.write(firsts.astype("<i8"))
     for begin in range(0, spans.size, _PAIRS_AT_ONCE):
         some = slice(begin, begin + _PAIRS_AT_ONCE)
-        pairs = np.zeros(spans[some].size, shards.SPAN_RECORD)
-        for name in ("start", "stop", "n_bytes"):
-            pairs[name] = added[name][spans[some]]
-        pairs["id"], pairs["first_byte"] = spans[some], ends[:-1][some]
+        pairs = added[spans[some]]
         pairs["began_before"] = pairs["start"] < blocks[some] * block
         records.write(pairs)
-    begin = 0
-    while begin < spans.size:  # a limited number of bytes at a time
-        end = int(np.searchsorted(ends, ends[begin] + _BYTES_AT_ONCE))
-        end = min(max(end, begin + 1), spans.size)
-        copied = added[spans[begin:end]]
-        runs = np.stack([copied["first_byte"], copied["first_byte"] + copied["n_bytes"]], axis=1)
-        if ends[end] > ends[begin]:
-            metadata.write(added_metadata[expand(runs)])
-        begin = end
-
-
-class _ObsColumn:
-    """An attribute of documents, whose values are written while documents are appended."""
-
-    def __init__(self, name: str, kind: type, file: shards.WrittenFile) -> None:
-        self.name, self.kind, self.file = name, kind, file
-        self.categories = dict[str, int]()
-
-    def described(self) -> shards.ShardObs:
-        """Return its description for the header."""
-        categories = list(self.categories) if self.kind is str else None
-        return shards.ShardObs(file=self.file.path.name, categories=categories)
-
-    def encoded(self, value: str | float | None) -> bytes:
-        """Return the 8 bytes of a value: a number, or the number of a category."""
-        if value is None:
-            return _MISSING
-        if isinstance(value, str) and self.kind is str:
-            return struct.pack("<q", self.categories.setdefault(value, len(self.categories)))
-        if self.kind is float and not isinstance(value, str):
-            return struct.pack("<d", float(value))
-        msg = f"`obs` {self.name!r} must be {self.kind.__name__} or None, but got {value!r}"
-        raise ParameterError(msg)
-
-
-_MISSING = struct.pack("<q", -1)  # all bits set, which is NaN as float64
-
-
-_MOST_METADATA = 1 << 20  # bytes of a span's metadata, since each overlapping block repeats it
 
 
 class TokenStreamWriter:
@@ -128,16 +77,14 @@ class TokenStreamWriter:
     documents
         Whether each call of `append` is a document.
     obs
-        Attributes of documents, which become obs columns: a mapping from names to ``str`` or
-        ``float``.
+        Names of attributes of documents, which become obs columns of text.
     encoder
         Function from the metadata of a span to bytes; ``json.dumps`` if None. Give the matching
         decoder to `TokenStream`.
     encoding
         Name of the encoding, stored for readers; required with an ``encoder``.
     block
-        Number of tokens in a block of spans. A span is stored in each block that it overlaps, with
-        its metadata.
+        Number of tokens in a block of spans. A span is stored in each block that it overlaps.
 
     Raises
     ------
@@ -152,7 +99,8 @@ class TokenStreamWriter:
     >>> folder = tempfile.mkdtemp()
     >>> with TokenStreamWriter(folder, "uint16", documents=True) as writer:
     ...     writer.append([5, 3, 8], metadata={"title": "one"})
-    ...     writer.append([1, 2], spans=[(1, 2, {"gene": "TP53"})])
+    ...     writer.append([1, 2])
+    ...     writer.add_span(4, 5, {"gene": "TP53"})
     """
 
     def __init__(
@@ -162,7 +110,7 @@ class TokenStreamWriter:
         *,
         shard: str | None = None,
         documents: bool = False,
-        obs: Mapping[str, type] = MappingProxyType({}),
+        obs: Sequence[str] = (),
         encoder: Callable[[Any], bytes] | None = None,
         encoding: str | None = None,
         block: int = shards.BLOCK,
@@ -172,10 +120,8 @@ class TokenStreamWriter:
             raise ParameterError(f"{msg}; give the encoding's name, such as 'msgpack'")
         if obs and not documents:
             raise ParameterError("`obs` requires documents; give `documents=True` as well")
-        for each, kind in obs.items():
-            if kind not in (str, float):
-                msg = "`obs` must give str or float for each column"
-                raise ParameterError(f"{msg}, but got {kind!r} for {each!r}")
+        if isinstance(obs, str) or not all(isinstance(each, str) for each in obs):
+            raise ParameterError(f"`obs` must be a list of names, but got {obs!r}")
         self._dtype = shards.require_dtype(dtype)
         self._encoder = _as_json if encoder is None else encoder
         self._encoding = encoding or "json"
@@ -187,18 +133,17 @@ class TokenStreamWriter:
         where = writable_path(folder)
         self._finished = where / f"{name}{shards.SUFFIX}"
         self._folder = where / f".{name}{shards.UNFINISHED}"
-        self._n_tokens = self._n_documents = self._longest = self._n_spans = self._n_metadata = 0
+        self._n_tokens = self._n_documents = self._longest = self._n_spans = 0
         self._make_folder(name)
         self._files = list[shards.WrittenFile]()
         try:
             self._tokens = self._new(shards.TOKENS)
             self._documents = self._new(shards.DOCUMENTS) if documents else None
-            self._obs = {
-                each: _ObsColumn(each, kind, self._new(f"obs-{number}.bin"))
-                for number, (each, kind) in enumerate(obs.items())
-            }
+            self._obs = {each: self._new(f"obs-{number}.bin") for number, each in enumerate(obs)}
+            self._categories: dict[str, dict[str, int]] = {each: {} for each in obs}
+            self._metadata = self._new(shards.METADATA)
             self._stored = [*self._files]
-            self._spans, self._metadata = self._new("added-spans"), self._new("added-metadata")
+            self._spans = self._new("added-spans")
             if self._documents is not None:
                 self._documents.write(np.zeros(1, "<i8"))
         except BaseException:
@@ -224,8 +169,7 @@ class TokenStreamWriter:
         tokens: ArrayLike,
         *,
         metadata: Any = None,
-        spans: Iterable[tuple[int, int, Any]] = (),
-        obs: Mapping[str, str | float | None] = MappingProxyType({}),
+        obs: Mapping[str, str | None] = MappingProxyType({}),
     ) -> None:
         """Append tokens to the stream, as one document if the shard has documents.
 
@@ -236,38 +180,37 @@ class TokenStreamWriter:
             of kind.
         metadata
             Metadata of a span over all these tokens; no such span if None.
-        spans
-            Start, stop and metadata of spans, relative to the first of these tokens.
         obs
             Attributes of the document by name; omitted attributes, and None, are missing values.
 
         Raises
         ------
         ParameterError
-            The tokens, a span or an attribute is invalid.
+            The tokens, the metadata or an attribute is invalid.
         """
         values = self._as_tokens(tokens)
         first, n = self._n_tokens, len(values)
-        if metadata is not None and n:
-            spans = [(0, n, metadata), *spans]
-        encoded = [self._span(start, stop, each, n) for start, stop, each in spans]
-        for name in obs:
+        encoded = b"" if metadata is None else self._encoded(metadata)
+        for name, value in obs.items():
             if name not in self._obs:
                 there = ", ".join(map(repr, self._obs)) or "none"
                 msg = f"`obs` of a document names {name!r}, but the writer's `obs` are: {there}"
                 raise ParameterError(msg)
-        attributes = [each.encoded(obs.get(name)) for name, each in self._obs.items()]
+            if not isinstance(value, str | None):
+                raise ParameterError(f"`obs` {name!r} must be text or None, but got {value!r}")
         # Nothing is written before everything is validated.
-        for column, attribute in zip(self._obs.values(), attributes, strict=True):
-            column.file.write(attribute)
+        for name, codes in self._categories.items():
+            value = obs.get(name)
+            code = -1 if value is None else codes.setdefault(value, len(codes))
+            self._obs[name].write(np.array([code], "<i8"))
         if self._documents is not None:
             self._n_documents += 1
             self._longest = max(self._longest, n)
             self._documents.write(np.array([first + n], "<i8"))
         self._tokens.write(values)
         self._n_tokens += n
-        for start, stop, each in encoded:
-            self._write_span(first + start, first + stop, each)
+        if metadata is not None and n:
+            self._write_span(first, first + n, encoded)
 
     def add_span(self, start: int, stop: int, metadata: Any) -> None:
         """Add a span over tokens that were appended earlier.
@@ -284,20 +227,16 @@ class TokenStreamWriter:
         ParameterError
             There are no such tokens, or the metadata cannot be encoded or takes more than 1 MiB.
         """
-        self._write_span(*self._span(start, stop, metadata, self._n_tokens))
-
-    def _span(self, start: int, stop: int, metadata: Any, n: int) -> tuple[int, int, bytes]:
-        """Return a span of ``n`` tokens, with checked bounds and encoded metadata."""
-        if not 0 <= start < stop <= n:
-            msg = f"a span must have 0 <= start < stop <= {n}, but got ({start}, {stop})"
-            raise ParameterError(msg)
-        return int(start), int(stop), self._encoded(metadata)
+        if not 0 <= start < stop <= self._n_tokens:
+            msg = f"a span must have 0 <= start < stop <= {self._n_tokens}, but got"
+            raise ParameterError(f"{msg} ({start}, {stop})")
+        self._write_span(start, stop, self._encoded(metadata))
 
     def _write_span(self, start: int, stop: int, encoded: bytes) -> None:
-        self._spans.write(np.array([(start, stop, self._n_metadata, len(encoded))], ADDED))
+        place = self._n_spans, self._metadata.n_bytes, len(encoded)
+        self._spans.write(np.array([(start, stop, *place, 0)], shards.SPAN_RECORD))
         self._metadata.write(encoded)
         self._n_spans += 1
-        self._n_metadata += len(encoded)
 
     def finish(self) -> None:
         """Make the shard visible, after all of it is on disk; if that fails, it is removed.
@@ -315,38 +254,31 @@ class TokenStreamWriter:
 
     def _finish(self) -> None:
         self._spans.close()
-        self._metadata.close()
         if self._n_spans:
-            by_block = self._new(shards.INDEX), self._new(shards.SPANS), self._new(shards.METADATA)
-            added = np.fromfile(self._spans.path, ADDED)
-            stored = np.empty(0, np.uint8)
-            if self._n_metadata:
-                stored = np.memmap(self._metadata.path, np.uint8)
-            write_by_block(added, stored, self._n_tokens, self._block, by_block)
+            index, records = by_block = self._new(shards.INDEX), self._new(shards.SPANS)
+            added = np.fromfile(self._spans.path, shards.SPAN_RECORD)
+            _write_by_block(added, self._n_tokens, self._block, index, records)
             self._stored += by_block
-        for each in (self._spans, self._metadata):
-            each.path.unlink()
+        self._spans.path.unlink()
         for each in self._stored:
             each.close(synced=True)
         header = shards.write_header(
             self._folder,
             shards.ShardHeader(
-                dtype=shards.shown_dtype(self._dtype),
+                dtype=np.lib.format.dtype_to_descr(self._dtype),
                 n_tokens=self._n_tokens,
                 n_documents=None if self._documents is None else self._n_documents,
                 longest_document=self._longest,
                 n_spans=self._n_spans,
                 block=self._block,
                 encoding=self._encoding,
-                obs={name: each.described() for name, each in self._obs.items()},
-                files={each.path.name: (each.n_bytes, each.crc32) for each in self._stored},
+                obs={name: [*codes] for name, codes in self._categories.items()},
+                files={each.path.name: each.n_bytes for each in self._stored},
             ),
         )
         with header.open("rb") as opened:
             os.fsync(opened.fileno())
-        shards.sync_folder(self._folder)
         self._folder.rename(self._finished)
-        shards.sync_folder(self._finished.parent)
 
     def discard(self) -> None:
         """Remove the unfinished shard."""
@@ -388,9 +320,9 @@ class TokenStreamWriter:
         except (TypeError, ValueError) as error:
             msg = f"metadata cannot be encoded as {self._encoding} ({error}); give an `encoder`"
             raise ParameterError(msg) from error
-        if len(encoded) > _MOST_METADATA:
-            msg = f"metadata of a span takes {len(encoded):,} bytes, above 1 MiB"
-            raise ParameterError(f"{msg}; store it elsewhere")
+        if not 0 < len(encoded) <= _MOST_METADATA:
+            msg = f"metadata of a span must take 1 byte to 1 MiB, but takes {len(encoded):,} bytes"
+            raise ParameterError(f"{msg}; store larger metadata elsewhere")
         return encoded
 
 
@@ -400,12 +332,6 @@ def _as_json(metadata: Any) -> bytes:
 
 def _can_hold(dtype: np.dtype[Any], values: NDArray[Any]) -> bool:
     """Return whether a cast to this dtype keeps values, or only rounds them if both are floats."""
-    if dtype.names is not None or values.dtype.names is not None:
-        return bool(
-            values.dtype.names == dtype.names and np.can_cast(values.dtype, dtype, "same_kind")
-        )
-    if np.can_cast(values.dtype, dtype, "safe") or values.dtype.kind == dtype.kind == "f":
-        return True
-    if values.dtype.kind not in "iu" or dtype.kind not in "iuf":
-        return False
-    return bool((values.astype(dtype).astype(values.dtype) == values).all())
+    if {values.dtype.kind, dtype.kind} <= {*"iuf"} and values.dtype.kind != "f":
+        return bool((values.astype(dtype).astype(values.dtype) == values).all())
+    return values.dtype.names == dtype.names and np.can_cast(values.dtype, dtype, "same_kind")

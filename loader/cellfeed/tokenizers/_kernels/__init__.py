@@ -7,10 +7,12 @@ COMPILED_WITH = ("cellfeed.decode._kernels",)
 
 if typing.TYPE_CHECKING:
     from cellfeed.tokenizers._kernels._tokenizing import (
-        address_of,
-        mark_rows,
+        NO_LABEL,
+        bin_rows,
+        mask_tokens,
+        mask_values,
         move_rows,
-        tokenize,
+        rank_rows,
     )
 else:
 

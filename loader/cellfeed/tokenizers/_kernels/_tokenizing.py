@@ -1,10 +1,10 @@
 """Compiled: making tokens of the rows of a minibatch; each thread makes those of whole minibatches.
 
-Most rows are sorted in one of two quick ways, which give the same order as `_sort`:
+Most rows are sorted in one of two quick ways, which give the same order as a sort by value:
 
-- values divided by medians seldom are equal (`_rank`): by 20 bits of an approximation, in two
-  passes of a radix sort, after which what is closer than its error is compared exactly;
-- counts have few distinct values (`_number`), and these are sorted in place of the values.
+- values divided by medians seldom are equal (`_rank_quickly`): by 20 bits of an approximation, in
+  two passes of a radix sort, after which what is closer than its error is compared exactly;
+- counts have few distinct values (`_distinct`), and these are sorted in place of the values.
 
 Loops are short and do one thing each, so that the compiler makes vector instructions of them.
 """
@@ -12,20 +12,13 @@ Loops are short and do one thing each, so that the compiler makes vector instruc
 from typing import Any
 
 import numpy as np
-from numba import carray, types
-from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from cellfeed.decode._kernels._fields import Ints
-from cellfeed.decode._kernels._native import (
-    add_unordered,
-    bits_of_float,
-    call,
-    divide,
-    float_of_bits,
-)
-from cellfeed.extending import compiled, compiled_callback
-from cellfeed.tokenizers._kernels import _fields as fields
+from cellfeed.decode._kernels._native import add_unordered, bits_of_float, divide, float_of_bits
+from cellfeed.extending import compiled
+
+NO_LABEL = -100  # which cross entropy in torch leaves out
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -40,21 +33,20 @@ _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 _BINS, _SUBSET, _MASKED, _REPLACED = range(4)
 _STREAM_BITS = 40
 
-_DIGIT_BITS = 11
-_N_VALUES = 1 << _DIGIT_BITS
-_FIRST_BITS = 3 * _DIGIT_BITS
-_ALL_DIGITS = 6  # 64 bits
-_MOVES_PER_VALUE = 4
 _TARGET_SUM = 10_000.0
+_DIGIT_BITS = 11
+_N_DIGITS = 1 << _DIGIT_BITS
 
 # Of the quick ways: bits of a digit; least bits of a key, of which there are at most two digits;
 # bits of float32 by which two approximations may be in the wrong order (8, and half of 16); the
-# least approximation, which is far from those that have fewer bits; and distinct values.
+# least approximation, which is far from those that have fewer bits; moves of a value that is not
+# in its place; and distinct values.
 _SHORT_BITS = 10
 _SHORT = 1 << _SHORT_BITS
 _LEAST_KEY_BITS = 14
 _INEXACT_BITS = 4
 _LEAST_APPROXIMATION = 1e-30
+_MOVES_PER_VALUE = 4
 _HASH_BITS = 11
 _MOST_DISTINCT = 256
 
@@ -74,17 +66,14 @@ def _uniform(row_key: Any, stream: int, i: int) -> float:
     return np.float64(word >> np.uint64(11)) * 2.0**-53
 
 
-@compiled(
-    "void(boolean[::1], int32[::1], int64, int64, uint64, int64)",
-    inner=True,
-)
-def _choose(
-    chosen: NDArray[np.bool_], drawn: Tokens, n: int, n_chosen: int, row_key: Any, stream: int
-) -> None:
-    """Choose some of n at random, each set with equal probability; ``drawn`` is memory for n.
+@compiled("void(boolean[::1], int64, uint64, int64)", inner=True)
+def _choose(chosen: NDArray[np.bool_], n_chosen: int, row_key: Any, stream: int) -> None:
+    """Choose some of several at random, each set with equal probability.
 
     This is selection sampling (Knuth, "The Art of Computer Programming" 2, 3.4.2, algorithm S).
     """
+    n = chosen.size
+    drawn = np.empty(n, np.int32)
     for i in range(n):
         drawn[i] = np.int32((n - i) * _uniform(row_key, stream, i))
     left = np.int32(n_chosen)
@@ -102,116 +91,19 @@ def _bit_length(word: Any) -> int:
     return n
 
 
-@compiled("int64(uint64[:,::1], int64[:,::1], int64, int64, int64, int64[::1])", inner=True)
-def _radix_sort(keys: Words, order: Ints, n: int, shift: int, n_digits: int, counts: Ints) -> int:
-    """Sort keys with their numbers by some digits, stably; return in which half they are."""
-    half = 0
-    for digit in range(n_digits):
-        by = np.uint64(shift + digit * _DIGIT_BITS)
-        source, target = keys[half], keys[1 - half]
-        source_order, target_order = order[half], order[1 - half]
-        for value in range(_N_VALUES):
-            counts[value] = 0
-        for i in range(n):
-            counts[(source[i] >> by) & np.uint64(_N_VALUES - 1)] += 1
-        first, most = 0, 0
-        for value in range(_N_VALUES):  # counts become the places of the first
-            count = counts[value]
-            most = max(most, count)
-            counts[value] = first
-            first += count
-        if most == n:
-            continue
-        for i in range(n):
-            digit_value = (source[i] >> by) & np.uint64(_N_VALUES - 1)
-            place = np.uint64(counts[digit_value])
-            counts[digit_value] += 1
-            target[place] = source[i]
-            target_order[place] = source_order[i]
-        half = 1 - half
-    return half
-
-
 @compiled(
-    "int64(uint64[::1], int32[::1], int64, uint64[:,::1], int64[:,::1], int64[::1])", inner=True
-)
-def _sort_all(bits: Words, tokens: Tokens, n: int, keys: Words, order: Ints, counts: Ints) -> int:
-    """Sort values from the largest to the smallest, and equal ones by token.
-
-    Parameters
-    ----------
-    bits
-        Bits of the values, float64 above 0, of which the larger have the larger bits.
-    tokens
-        Token of each value.
-    n
-        Number of values.
-    keys, counts
-        Memory.
-    order
-        The order is written to one of the halves.
-
-    Returns
-    -------
-    The half.
-    """
-    if n == 0:
-        return 0
-    least, most = bits[0], bits[0]
-    for i in range(n):
-        least, most = min(least, bits[i]), max(most, bits[i])
-    for i in range(n):
-        keys[0, i], order[0, i] = most - bits[i], i
-    shift = max(0, _bit_length(most - least) - _FIRST_BITS)
-    half = _radix_sort(keys, order, n, shift, 3, counts)
-    # What the first bits leave in another order is sorted by insertion; it is little or nothing,
-    # unless many values are equal.
-    n_moves: int = 0
-    for i in range(1, n):
-        own, at = order[half, i], i
-        while at > 0:
-            before = order[half, at - 1]
-            if bits[before] > bits[own]:
-                break
-            if bits[before] == bits[own] and tokens[before] < tokens[own]:
-                break
-            order[half, at] = before
-            at -= 1
-        order[half, at] = own
-        n_moves += i - at
-        if n_moves > _MOVES_PER_VALUE * n:
-            break
-    if n_moves <= _MOVES_PER_VALUE * n:
-        return int(half)
-    largest = np.uint64(0)
-    for i in range(n):
-        keys[0, i], order[0, i] = np.uint64(tokens[i]), i
-        largest = max(largest, keys[0, i])
-    n_digits = -(-_bit_length(largest) // _DIGIT_BITS)
-    half = _radix_sort(keys, order, n, 0, n_digits, counts)
-    for i in range(n):
-        own = order[half, i]
-        order[0, i] = own
-        keys[0, i] = most - bits[own]
-    return int(_radix_sort(keys, order, n, 0, _ALL_DIGITS, counts))
-
-
-@compiled(
-    "boolean(float64[::1], int32[::1], int32[::1], uint32[::1], int64, int64, float64, "
-    "float64[::1], uint32[:,::1], int32[:,::1], int64[::1])",
+    "boolean(float64[::1], int32[::1], int32[::1], uint32[::1], int64, float64, float64[::1], "
+    "int64[::1])",
     inner=True,
 )
-def _rank(  # noqa: PLR0912 - a row at a time, in the cache
+def _rank_quickly(  # noqa: PLR0912 - a row at a time, in the cache
     values: Floats,
     places: Tokens,
     tokens: Tokens,
     weights: HalfWords,
     n: int,
-    n_made: int,
     total: float,
     divisors: Floats,
-    keys: HalfWords,
-    counts: Tokens,
     out: Ints,
 ) -> bool:
     """Write the tokens with the largest scores, see `RankTokens`; return whether it could.
@@ -223,17 +115,15 @@ def _rank(  # noqa: PLR0912 - a row at a time, in the cache
     values, places, tokens, weights, n
         Values above 0, their columns and tokens, float32 bits of the reciprocals of divisors, and
         the number of values.
-    n_made
-        How many tokens to write to ``out``.
     total, divisors
         Total of the row, and the median of each column.
-    keys, counts
-        Memory.
+    out
+        As many tokens as it has places are written here.
     """
     if n == 0:
         return True
-    low, high = counts[0], counts[1]
-    first, second = keys[0], keys[1]
+    low, high = np.zeros(_SHORT, np.int32), np.zeros(_SHORT, np.int32)
+    first, second = np.empty(n, np.uint32), np.empty(n, np.uint32)
     for i in range(n):
         second[i] = bits_of_float(np.float32(values[i]) * float_of_bits(weights[i]))
     least, most = second[0], second[0]
@@ -246,8 +136,6 @@ def _rank(  # noqa: PLR0912 - a row at a time, in the cache
     if n_bits < _LEAST_KEY_BITS:
         return False
     shift = max(_INEXACT_BITS, _bit_length(np.uint64(most - least)) - n_bits)
-    for k in range(_SHORT):
-        low[k], high[k] = 0, 0
     for i in range(n):
         first[i] = (((most - second[i]) >> np.uint32(shift)) << by_place) | np.uint32(i)
     of_digit = np.uint32(_SHORT - 1)
@@ -294,7 +182,7 @@ def _rank(  # noqa: PLR0912 - a row at a time, in the cache
         n_moves += i - at
         if n_moves > _MOVES_PER_VALUE * n:
             return False
-    for i in range(n_made):
+    for i in range(out.size):
         out[i] = tokens[first[i] & of_place]
     return True
 
@@ -305,232 +193,194 @@ def _score(value: float, total: float, divisor: float) -> float:
     return np.float64(divide(normalized, divisor))
 
 
-@compiled(
-    "int64(uint64[::1], int64, uint64[::1], int32[::1], int32[::1], uint64[::1], int64[::1], "
-    "int64[:,::1])",
-    inner=True,
-)
-def _number(
-    bits: Words,
-    n: int,
-    slots: Words,
-    of_slots: Tokens,
-    numbers: Tokens,
-    distinct: Words,
-    order: Ints,
-    counts: Ints,
-) -> int:
-    """Give distinct values numbers as they come; return how many, or -1 if they are many.
+@compiled("int64[::1](uint64[::1])", inner=True)
+def _order(keys: Words) -> Ints:
+    """Return the order that sorts keys, ascending and stable: a radix sort."""
+    order, differing = np.arange(keys.size), np.uint64(0)
+    for key in keys:
+        differing |= key ^ keys[0]
+    for shift in range(0, 64, _DIGIT_BITS):
+        by, of_digit = np.uint64(shift), np.uint64(_N_DIGITS - 1)
+        if (differing >> by) & of_digit == 0:
+            continue
+        places, place = np.zeros(_N_DIGITS, np.int64), 0
+        for key in keys:
+            places[(key >> by) & of_digit] += 1
+        for digit in range(_N_DIGITS):  # counts become the places of the first
+            count = places[digit]
+            places[digit] = place
+            place += count
+        before, order = order, np.empty(keys.size, np.int64)
+        for i in before:
+            digit = (keys[i] >> by) & of_digit
+            order[places[digit]] = i
+            places[digit] += 1
+    return order
 
-    Parameters
-    ----------
-    bits, n
-        Bits of the values, float64 above 0, and how many there are.
-    slots, of_slots
-        Memory of a hash table.
-    numbers
-        The number of each value is written here.
-    distinct
-        The bits of each number.
-    order
-        Numbers, from the largest value to the smallest.
-    counts
-        In the first row, how many values have each number; other rows are memory.
+
+@compiled("Tuple((int32[::1], float64[::1], int64[::1], int64[::1]))(float64[::1])", inner=True)
+def _distinct(values: Floats) -> tuple[Tokens, Floats, Ints, Ints]:
+    """Return the number of each value, distinct values by number, their order, and their counts.
+
+    Values are at least 0. If there are many distinct ones, each is one of its own, and equal ones
+    are in the order of their places.
     """
-    n_distinct = 0
-    for k in range(slots.size):
-        slots[k] = 0
+    n = values.size
+    bits, n_distinct = values.view(np.uint64), 0
+    slots, of_slots = np.zeros(1 << _HASH_BITS, np.uint64), np.empty(1 << _HASH_BITS, np.int32)
+    numbers, distinct = np.empty(n, np.int32), np.empty(_MOST_DISTINCT, np.float64)
     for i in range(n):
-        own = bits[i]
+        own = bits[i] + np.uint64(1)  # 0 is an empty slot
         slot = (own * _GOLDEN) >> np.uint64(64 - _HASH_BITS)
         while slots[slot] != own:
             if slots[slot] == 0:
                 if n_distinct == _MOST_DISTINCT:
-                    return -1
+                    every = np.arange(n).astype(np.int32)
+                    return every, values, _order(bits), np.ones(n, np.int64)
                 slots[slot], of_slots[slot] = own, n_distinct
-                distinct[n_distinct] = own
+                distinct[n_distinct] = values[i]
                 n_distinct += 1
                 break
             slot = (slot + np.uint64(1)) & np.uint64(slots.size - 1)
         numbers[i] = of_slots[slot]
-    for number in range(n_distinct):
-        at, own = number, distinct[number]
-        while at > 0 and distinct[order[at - 1]] < own:
-            order[at] = order[at - 1]
-            at -= 1
-        order[at] = number
     # In turns, as counting one number twice in a row takes long.
-    n_rows = counts.shape[0]
-    for k in range(n_rows):
-        for number in range(n_distinct):
-            counts[k, number] = 0
+    counts = np.zeros((4, n_distinct), np.int64)
     for i in range(n):
-        counts[i & (n_rows - 1), numbers[i]] += 1
-    for k in range(1, n_rows):
-        for number in range(n_distinct):
-            counts[0, number] += counts[k, number]
-    return n_distinct
+        counts[i & 3, numbers[i]] += 1
+    distinct = distinct[:n_distinct]
+    return numbers, distinct, np.argsort(distinct), counts.sum(axis=0)
+
+
+@compiled("void(float64[::1], int32[::1], int64[::1])", inner=True)
+def _rank_ties(scores: Floats, tokens: Tokens, out: Ints) -> None:
+    """Write the tokens with the largest scores, of equal ones the smallest, as many as fit."""
+    by_token = _order(tokens.astype(np.uint64))[::-1].copy()  # since scores ascend until the end
+    numbers, _, order, counts = _distinct(scores[by_token])
+    firsts, first = np.empty(order.size, np.int64), 0
+    for number in order:
+        firsts[number] = first
+        first += counts[number]
+    ascending = np.empty(scores.size, np.int32)
+    for i in range(scores.size):
+        place = firsts[numbers[i]]
+        ascending[place] = tokens[by_token[i]]
+        firsts[numbers[i]] = place + 1
+    for i in range(out.size):
+        out[i] = ascending[scores.size - 1 - i]
 
 
 @compiled(
-    "int64(uint64[::1], int32[::1], int64, int64, int32[::1], int64[::1], int64[::1], "
-    "uint64[:,::1], int64[:,::1], int64[::1])",
-    inner=True,
-)
-def _sort(
-    bits: Words,
-    tokens: Tokens,
-    n: int,
-    n_distinct: int,
-    numbers: Tokens,
-    by_value: Ints,
-    ranks: Ints,
-    keys: Words,
-    order: Ints,
-    counts: Ints,
-) -> int:
-    """Do what `_sort_all` does, by what `_number` found of the values, if it did."""
-    if n_distinct < 0:
-        return int(_sort_all(bits, tokens, n, keys, order, counts))
-    largest = np.int32(0)
-    for i in range(n):
-        largest = max(largest, tokens[i])
-    n_bits = _bit_length(np.uint64(largest))
-    for rank in range(n_distinct):
-        ranks[by_value[rank]] = rank << n_bits
-    for i in range(n):
-        keys[0, i], order[0, i] = np.uint64(ranks[numbers[i]] + tokens[i]), i
-    n_bits += _bit_length(np.uint64(n_distinct))
-    return int(_radix_sort(keys, order, n, 0, -(-n_bits // _DIGIT_BITS), counts))
-
-
-@compiled(
-    "void(float64[::1], int64[::1], int64, int64[::1], int32[::1], int64[::1], int64, "
-    "float64[::1], float64[::1], boolean, uint64, float64[:,::1], float64[::1])",
+    "void(float64[::1], int32[::1], int64, float64[::1], boolean, uint64)",
     inner=True,
 )
 def _bin(
-    distinct: Floats,
-    order: Ints,
-    n_distinct: int,
-    counts: Ints,
-    numbers: Tokens,
-    places: Ints,
+    values: Floats,
+    places: Tokens,
     n: int,
     quantiles: Floats,
-    edges: Floats,
     are_narrow: bool,  # noqa: FBT001
     row_key: Any,
-    bounds: Floats,
-    out: Floats,
 ) -> None:
-    """Write the bin of each value, between quantiles of all of them; see `BinnedValues`.
+    """Replace each value by its bin, between quantiles of all of them; see `BinnedValues`.
 
     Parameters
     ----------
-    distinct, order, n_distinct
-        Distinct values, their order from the largest to the smallest, and their number.
-    counts
-        How many values equal each.
-    numbers, places, n
-        For each value which it is, and the number by which its bin is drawn; and how many there
-        are, above 0.
-    quantiles, edges
-        Quantiles, and memory for as many values there.
+    values, places, n
+        Values, the number by which the bin of each is drawn, and how many there are, above 0.
+    quantiles
+        Quantiles, ascending from 0 to 1.
     are_narrow
         Whether values are float32, of which NumPy takes differences in float32.
-    bounds
-        Memory.
+    row_key
+        The key of the row.
     """
-    at_low = at_high = n_distinct - 1  # from the smallest on
-    end_low = end_high = counts[order[n_distinct - 1]]
+    numbers, distinct, order, counts = _distinct(values[:n])
+    edges = np.empty(quantiles.size, np.float64)
+    at_low = at_high = 0
+    end_low = end_high = counts[order[0]]
     for k in range(quantiles.size):
         place = (n - 1) * quantiles[k]
         before = np.int64(place)
         after = min(before + 1, n - 1)
         while end_low <= before:
-            at_low -= 1
+            at_low += 1
             end_low += counts[order[at_low]]
         while end_high <= after:
-            at_high -= 1
+            at_high += 1
             end_high += counts[order[at_high]]
         low, high = distinct[order[at_low]], distinct[order[at_high]]
         step = np.float64(np.float32(high - low)) if are_narrow else high - low
         part = place - before
         edges[k] = low + step * part if part < 0.5 else high - step * (1 - part)
+    first, width = np.empty(order.size, np.float64), np.empty(order.size, np.float64)
     n_below, n_not_above = 0, 0
-    for at in range(n_distinct - 1, -1, -1):
-        number = order[at]
+    for number in order:
         value = distinct[number]
         while n_below < edges.size and edges[n_below] < value:
             n_below += 1
         n_not_above = max(n_not_above, n_below)
         while n_not_above < edges.size and edges[n_not_above] <= value:
             n_not_above += 1
-        bounds[0, number], bounds[1, number] = n_not_above, n_below - n_not_above
-    first, width = bounds[0], bounds[1]
+        first[number], width[number] = n_not_above, n_below - n_not_above
     for i in range(n):
-        out[i] = _uniform(row_key, _BINS, places[i])
+        values[i] = _uniform(row_key, _BINS, places[i])
     for i in range(n):
         number = np.uint64(numbers[i])
-        out[i] = np.ceil(out[i] * width[number] + first[number])
+        values[i] = np.ceil(values[i] * width[number] + first[number])
 
 
 @compiled(
     *(
-        f"int64({value}[::1], {index}[::1], float64[::1], int32[::1])"
+        f"Tuple((int64, int64, float64))({value}[::1], {index}[::1], uint64[::1], float64[::1], "
+        "int32[::1], int32[::1], uint32[::1])"
         for value in ("float32", "float64")
         for index in ("int32", "int64")
     ),
     inner=True,
 )
-def _unpack(values: NDArray[Any], columns: NDArray[Any], found: Floats, places: Tokens) -> int:
-    """Write a row's values and their columns; of a dense row, without columns, those not 0."""
-    if columns.size or not values.size:
-        for i in range(values.size):
-            found[i], places[i] = values[i], columns[i]
-        return values.size
-    n = 0
-    for i in range(values.size):
-        found[n], places[n] = values[i], i
-        n += values[i] != 0
-    return n
-
-
-@compiled(
-    "int64(float64[::1], int32[::1], int64, uint64[::1], int32[::1], uint32[::1], float64[::1])",
-    inner=True,
-)
 def _gather(
+    values: NDArray[Any],
+    columns: NDArray[Any],
+    table: Words,
     found: Floats,
     places: Tokens,
-    n: int,
-    table: Words,
     tokens: Tokens,
     weights: HalfWords,
-    totals: Floats,
-) -> int:
-    """Keep the values other than 0 of known genes; return their number.
+) -> tuple[int, int, float]:
+    """Gather the values other than 0 of known genes, with what the table has for each.
 
     Parameters
     ----------
-    found, places, n
-        Values, their columns, and how many there are.
+    values, columns
+        A row, and its columns; these are empty if it is dense.
     table
-        See `tokenize`.
-    tokens, weights
-        What the table has for each value that is kept.
-    totals
-        Set to the sum of all values, and the numbers of those of unknown genes, and of those that
-        are negative or not finite.
+        See `rank_rows`.
+    found, places, tokens, weights
+        Memory for the values, their columns, and the halves of their words of the table.
+
+    Returns
+    -------
+    The number of these values; that of values other than 0 of unknown genes, -1 if a value is
+    negative or not finite; and the sum of all values.
     """
-    total, n_kept, n_unknown, n_failing = 0.0, 0, 0, 0
+    n, n_failing, total = 0, 0, 0.0
+    if columns.size or not values.size:
+        n = values.size
+        for i in range(n):
+            found[i], places[i] = values[i], columns[i]
+    else:
+        for i in range(values.size):
+            found[n], places[n] = values[i], i
+            n += values[i] != 0
     for i in range(n):
         n_failing += not ((found[i] >= 0.0) & (found[i] < np.inf))
         total = add_unordered(total, found[i])
+    if n_failing:
+        return 0, -1, total
     for i in range(n):
         entry = table[np.uint64(places[i])]
         tokens[i], weights[i] = np.int32(entry >> np.uint64(32)), np.uint32(entry)
+    n_kept, n_unknown = 0, 0
     for i in range(n):
         is_there, is_known = found[i] != 0.0, tokens[i] >= 0
         n_kept += is_there & is_known
@@ -542,274 +392,229 @@ def _gather(
             found[at], places[at] = found[i], places[i]
             tokens[at], weights[at] = tokens[i], weights[i]
             at += is_kept
-    totals[0], totals[1], totals[2] = total, n_unknown, n_failing
-    return n_kept
+    return n_kept, n_unknown, total
 
 
-def address_of(function: Any) -> tuple[int, Any]:
-    """Return the address of a user's function for `tokenize`, and what must exist meanwhile."""
-    int64, voidptr = types.int64, types.voidptr
-    signature = int64(voidptr, voidptr, int64, int64, voidptr, voidptr, int64)
-    function = function if hasattr(function, "py_func") else register_jitable(function)
-
-    def called(tokens, values, n, drawn, out, out_values, length):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
-        return function(
-            carray(tokens, (n,), np.int64),
-            carray(values, (n,), np.float64),
-            drawn,
-            carray(out, (length,), np.int64),
-            carray(out_values, (length,), np.float32),
-        )
-
-    callback = compiled_callback(signature, listed=False, cached=False)(called)
-    return int(callback.address), callback
+_ROWS = [
+    f"{value}[::1], {index}[::1], {index}[::1], uint64[::1], int64, int64, int64, int64[::1], "
+    "int64[::1], "
+    for value in ("float32", "float64")
+    for index in ("int32", "int64")
+]
 
 
-@compiled(
-    "void(int64[::1], int64, int64[::1], float64[::1], uint64, int64[::1], int64[::1], "
-    "float32[::1], boolean[::1], boolean[::1], int32[::1])",
-    inner=True,
-)
-def _mask(
-    tokens: Ints,
-    n: int,
-    settings: Ints,
-    numbers: Floats,
-    row_key: Any,
-    replacements: Ints,
-    labels: Ints,
-    values: NDArray[np.float32],
-    masked: NDArray[np.bool_],
-    chosen: NDArray[np.bool_],
-    drawn: Tokens,
-) -> None:
-    """Mask tokens or values of n genes, and write labels of tokens."""
-    n_masked = np.int64(n * numbers[fields.MASK_FRACTION])
-    _choose(chosen, drawn, n, n_masked, row_key, _MASKED)
-    for i in range(n):
-        masked[i] = chosen[i]
-    if settings[fields.MASKING] == fields.MASKED_VALUES:
-        value = np.float32(numbers[fields.MASK_VALUE])
-        for i in range(n):
-            values[i] = value if chosen[i] else values[i]
-        return
-    for i in range(n):
-        labels[i] = tokens[i] if chosen[i] else fields.NO_LABEL
-    n_masked, which = 0, drawn  # type: ignore[assignment]
-    for i in range(n):
-        which[n_masked] = i
-        n_masked += chosen[i]
-    for k in range(n_masked):
-        i = np.int64(which[k])  # type: ignore[assignment]
-        drawn_of = _uniform(row_key, _REPLACED, 2 * i)
-        if drawn_of < numbers[fields.MASK_RANDOM]:
-            place = _uniform(row_key, _REPLACED, 2 * i + 1) * replacements.size
-            tokens[i] = replacements[np.int64(place)]
-        elif drawn_of >= numbers[fields.MASK_RANDOM] + numbers[fields.MASK_KEPT]:
-            tokens[i] = settings[fields.MASK_TOKEN]
-
-
-@compiled(
-    *(
-        f"void({value}[::1], {index}[::1], {index}[::1], int64[::1], uint64, uint64[::1], "
-        "int32[::1], float64[::1], float64[::1], int64[::1], int64[::1], float64[::1], "
-        "int64[::1], float32[::1], int64[::1], float32[::1], boolean[::1], int64[::1], int64[::1])"
-        for value in ("float32", "float64")
-        for index in ("int32", "int64")
-    )
-)
-def tokenize(  # noqa: PLR0912, PLR0917 - a row at a time, in the cache
+@compiled(*(f"int64({rows}float64[::1], boolean)" for rows in _ROWS))
+def rank_rows(
     values: NDArray[Any],
     columns: NDArray[Any],
     pointers: NDArray[Any],
-    rows: Ints,
-    key: Any,
     table: Words,
-    known: NDArray[np.int32],
-    divisors: Floats,
-    quantiles: Floats,
-    replacements: Ints,
-    settings: Ints,
-    numbers: Floats,
-    out: Ints,
-    out_values: NDArray[np.float32],
-    labels: Ints,
-    value_labels: NDArray[np.float32],
-    masked: NDArray[np.bool_],
+    longest: int,
+    room: int,
+    most: int,
     lengths: Ints,
-    report: Ints,
-) -> None:
-    """Make the tokens of rows; what is after the end of a row is not written.
+    out: Ints,
+    divisors: Floats,
+    has_ties: bool,  # noqa: FBT001
+) -> int:
+    """Make the tokens of rows as `RankTokens` does.
 
     Parameters
     ----------
     values, columns, pointers
         Rows in CSR form, with distinct columns in each; columns are empty if rows are dense.
-    rows, key
-        Number of each row, and the key of the epoch, for what is drawn.
     table
         For each column its token, int32, -1 if unknown, in the upper half of a word; and in the
         lower, the bits of the reciprocal of its median, float32.
-    known
-        If all known columns have tokens in each row: the number of each column among them, after
-        these numbers their tokens, and the order that sorts these; see `fields.N_KNOWN`. Otherwise
-        empty.
-    divisors, quantiles, replacements
-        The median of each column; quantiles that are bounds of bins; tokens that replace others.
-        Each is empty if it is not used.
-    settings, numbers
-        See `fields.TOKENIZER` and the names after it.
-    out, out_values, labels, value_labels, masked
-        Memory for what is made, shape (n_rows * longest,); the last four may be empty.
+    longest, room, most
+        Places between the starts of rows in ``out``, the largest number of tokens of a row, and a
+        number above that of the values and tokens of each row.
     lengths
-        Length of each row, shape (n_rows,).
-    report
-        Numbers of tokens and of values of unknown genes, and the first row that fails, -1 if none,
-        with the reason.
+        Set to the number of tokens of each row, shape (n_rows,).
+    out
+        The tokens are written here.
+    divisors, has_ties
+        The median of each column, and whether many scores are likely to be equal.
+
+    Returns
+    -------
+    The number of values of unknown genes; -1 - row for the first row that has a value which is
+    negative or not finite.
     """
-    longest, kind = settings[fields.LONGEST], settings[fields.TOKENIZER]
-    are_all, are_narrow = known.size > 0, values.itemsize == 4
-    n_before = np.int64(settings[fields.CLS] >= 0)
-    n_after = np.int64(settings[fields.EOS] >= 0)
-    room, n_known = longest - n_before - n_after, settings[fields.N_KNOWN]
-    most = max(longest, n_known) if are_all else longest
-    for row in range(rows.size):
-        most = max(most, np.int64(pointers[row + 1]) - np.int64(pointers[row]))
-    most += 1
     found, places = np.empty(most, np.float64), np.empty(most, np.int32)
-    tokens, weights = np.empty(most, np.int32), np.empty(most, np.uint32)
-    short_keys, short_counts = np.empty((2, most), np.uint32), np.empty((2, _SHORT), np.int32)
-    keys, order = np.empty((2, most), np.uint64), np.empty((2, most), np.int64)
-    bits, counts = found.view(np.uint64), np.empty(_N_VALUES, np.int64)
-    slots, of_slots = np.empty(1 << _HASH_BITS, np.uint64), np.empty(1 << _HASH_BITS, np.int32)
-    distinct = np.empty(_MOST_DISTINCT, np.uint64)
-    numbered, ranks = np.empty(most, np.int32), np.empty(_MOST_DISTINCT, np.int64)
-    by_value, counted = np.empty(most, np.int64), np.empty((4, most), np.int64)
-    bounds, edges = np.empty((2, most), np.float64), np.empty(quantiles.size, np.float64)
-    spread, at = np.empty(most, np.float64), np.empty(most, np.int64)
-    chosen, drawn = np.empty(most, np.bool_), np.empty(most, np.int32)
-    totals = np.empty(3, np.float64)
-    for row in range(rows.size):
-        start, end = np.int64(pointers[row]), np.int64(pointers[row + 1])
-        of_row = columns[start:end] if columns.size else columns
-        n = _unpack(values[start:end], of_row, found, places)
-        n = _gather(found, places, n, table, tokens, weights, totals)
-        report[fields.N_UNKNOWN] += np.int64(totals[1])
-        if totals[2] > 0:
-            report[fields.FAILED_ROW], report[fields.FAILED_WHY] = row, fields.NOT_COUNTS
-            return
+    tokens, weights, n_unknown = np.empty(most, np.int32), np.empty(most, np.uint32), 0
+    for row in range(lengths.size):
+        own = slice(np.int64(pointers[row]), np.int64(pointers[row + 1]))
+        of_row = columns[own] if columns.size else columns
+        n, unknown, total = _gather(values[own], of_row, table, found, places, tokens, weights)
+        if unknown < 0:
+            return -1 - row
+        n_unknown += unknown
+        lengths[row] = min(n, room)
+        to = out[row * longest : row * longest + lengths[row]]
+        if has_ties or not _rank_quickly(found, places, tokens, weights, n, total, divisors, to):
+            for i in range(n):
+                found[i] = _score(found[i], total, divisors[places[i]])
+            _rank_ties(found[:n], tokens[:n], to)
+    return n_unknown
+
+
+@compiled(
+    *(
+        f"int64({rows}float32[::1], int64[::1], uint64, int32[::1], int32[::1], float64[::1])"
+        for rows in _ROWS
+    )
+)
+def bin_rows(
+    values: NDArray[Any],
+    columns: NDArray[Any],
+    pointers: NDArray[Any],
+    table: Words,
+    longest: int,
+    room: int,
+    most: int,
+    lengths: Ints,
+    out: Ints,
+    out_values: NDArray[np.float32],
+    rows: Ints,
+    key: Any,
+    spread: Tokens,
+    known: Tokens,
+    quantiles: Floats,
+) -> int:
+    """Make the tokens and values of rows as `BinnedValues` and `GeneSubset` do.
+
+    Parameters
+    ----------
+    values, columns, pointers, table, longest, room, most, lengths, out
+        See `rank_rows`.
+    out_values
+        Values are written here.
+    rows, key
+        Number of each row, and the key of the epoch, for what is drawn.
+    spread, known
+        If all known columns have tokens in each row: the number of each column among them, and
+        their tokens. Otherwise empty.
+    quantiles
+        Quantiles that are the edges of bins; empty if values stay.
+
+    Returns
+    -------
+    See `rank_rows`.
+    """
+    found, places = np.empty(most, np.float64), np.empty(most, np.int32)
+    tokens, weights, n_unknown = np.empty(most, np.int32), np.empty(most, np.uint32), 0
+    chosen, at = np.empty(most, np.bool_), np.arange(most).astype(np.int32)
+    of_all = np.empty(known.size, np.float64)
+    for row in range(lengths.size):
+        own = slice(np.int64(pointers[row]), np.int64(pointers[row + 1]))
+        of_row = columns[own] if columns.size else columns
+        n, unknown, _ = _gather(values[own], of_row, table, found, places, tokens, weights)
+        if unknown < 0:
+            return -1 - row
+        n_unknown += unknown
         row_key = _word(key, np.uint64(rows[row]))
-        # Slices, whose indices the compiler knows not to be negative.
-        whole, genes = slice(row * longest, (row + 1) * longest), slice(n_before, longest)
-        of_out, of_values, of_masked = out[whole], out_values[whole], masked[whole]
-        of_labels, of_value_labels = labels[whole], value_labels[whole]
-        if n_before:
-            of_out[0] = settings[fields.CLS]
-            if of_values.size:
-                of_values[0] = 0.0
-        to_out, to_values = of_out[genes], of_values[genes]
-        if kind == fields.RANKED:
-            n_made = min(n, room)
-            is_ranked = settings[fields.HAS_TIES] == 0 and _rank(
-                found, places, tokens, weights, n, n_made, totals[0], divisors, short_keys,
-                short_counts, to_out,
-            )  # fmt: skip
-            if not is_ranked:
-                for i in range(n):
-                    found[i] = _score(found[i], totals[0], divisors[places[i]])
-                n_distinct = _number(
-                    bits, n, slots, of_slots, numbered, distinct, by_value, counted
-                )
-                half = _sort(
-                    bits, tokens, n, n_distinct, numbered, by_value, ranks, keys, order, counts
-                )
-                for i in range(n_made):
-                    to_out[i] = tokens[order[half, i]]
-        elif kind == fields.BINNED:
-            n_genes, own, own_values, by_token = n, tokens, found, known
+        if known.size:
             for i in range(n):
-                at[i] = i
-            if are_all:
-                n_genes, own_values, by_token = n_known, spread, known[known.size - n_known :]
-                own = known[known.size - 2 * n_known : known.size - n_known]
-                for i in range(n):
-                    at[i] = known[places[i]]
-                for i in range(n_genes):
-                    spread[i] = 0.0
-                for i in range(n):
-                    spread[at[i]] = found[i]
-            is_top = n_genes > room and settings[fields.TOP] != 0
-            n_made, n_distinct, half = min(n_genes, room), 0, 0
-            if quantiles.size or is_top:
-                n_distinct = _number(
-                    bits, n, slots, of_slots, numbered, distinct, by_value, counted
-                )
-                if is_top or n_distinct < 0:
-                    half = _sort(
-                        bits, tokens, n, n_distinct, numbered, by_value, ranks, keys, order, counts
-                    )
-            if is_top:
-                n_zeros = room - n
-                for i in range(n_genes):
-                    place = by_token[i] if are_all else np.int32(i)
-                    chosen[place] = (own_values[place] == 0.0) & (n_zeros > 0)
-                    n_zeros -= chosen[place]
-                for i in range(min(room, n)):
-                    chosen[at[order[half, i]]] = True
-            elif n_genes > room:
-                _choose(chosen, drawn, n_genes, room, row_key, _SUBSET)
-            if quantiles.size and n:
-                of_distinct, n_of_distinct, by = distinct.view(np.float64), n_distinct, by_value
-                if n_distinct < 0:  # each value is one of its own
-                    of_distinct, n_of_distinct, by = found, n, order[half]
-                    for i in range(n):
-                        numbered[i], counted[0, i] = i, 1
-                _bin(
-                    of_distinct, by, n_of_distinct, counted[0], numbered, at, n, quantiles, edges,
-                    are_narrow, row_key, bounds, found,
-                )  # fmt: skip
-                if are_all:
-                    for i in range(n):
-                        spread[at[i]] = found[i]
-            if n_genes <= room:
-                for i in range(n_genes):
-                    to_out[i], to_values[i] = own[i], own_values[i]
-            else:
-                to = 0
-                for i in range(n_genes):
-                    if to == room:
-                        break
-                    to_out[to], to_values[to] = own[i], own_values[i]
-                    to += chosen[i]
-        else:
+                at[i] = spread[places[i]]
+        if quantiles.size and n:
+            _bin(found, at, n, quantiles, values.itemsize == 4, row_key)
+        n_genes, of_genes, own_values = n, tokens, found
+        if known.size:
+            n_genes, of_genes, own_values = known.size, known, of_all
+            of_all[:] = 0.0
             for i in range(n):
-                order[0, i] = tokens[i]
-            addresses = order.ctypes.data, found.ctypes.data, n, np.int64(row_key >> np.uint64(1))
-            into = of_out.ctypes.data, of_values.ctypes.data, longest
-            n_made = call(settings[fields.FUNCTION], addresses + into)
-            if not 0 <= n_made <= longest:
-                report[fields.FAILED_ROW], report[fields.FAILED_WHY] = row, fields.WRONG_LENGTH
-                report[fields.N_TOKENS] = n_made
-                return
-        if n_after:
-            to_out[n_made] = settings[fields.EOS]
-        length = n_before + n_made + n_after
-        lengths[row] = length
-        report[fields.N_TOKENS] += length
-        if settings[fields.MASKING] == fields.UNMASKED:
+                of_all[at[i]] = found[i]
+        n_made = lengths[row] = min(n_genes, room)
+        to = slice(row * longest, row * longest + n_made)
+        to_out, to_values = out[to], out_values[to]
+        if n_genes <= room:
+            for i in range(n_genes):
+                to_out[i], to_values[i] = of_genes[i], own_values[i]
             continue
-        for i in range(length):
-            of_masked[i] = False
-        if labels.size:
-            for i in range(length):
-                of_labels[i] = fields.NO_LABEL
-        if value_labels.size:
-            for i in range(length):
-                of_value_labels[i] = of_values[i]
-        _mask(
-            to_out, n_made, settings, numbers, row_key, replacements, of_labels[genes], to_values,
-            of_masked[genes], chosen, drawn,
-        )  # fmt: skip
+        _choose(chosen[:n_genes], room, row_key, _SUBSET)
+        made = 0
+        for i in range(n_genes):
+            if made == room:
+                break
+            to_out[made], to_values[made] = of_genes[i], own_values[i]
+            made += chosen[i]
+    return n_unknown
+
+
+_MASKED_ROWS = "[::1], boolean[::1], int64[::1], uint64, int64, int64[::1], float64"
+
+
+@compiled(f"void(float32[::1], float32{_MASKED_ROWS}, float32)")
+def mask_values(
+    values: NDArray[np.float32],
+    labels: NDArray[np.float32],
+    masked: NDArray[np.bool_],
+    rows: Ints,
+    key: Any,
+    longest: int,
+    lengths: Ints,
+    fraction: float,
+    value: float,
+) -> None:
+    """Mask values of rows as `MaskValues` does.
+
+    Parameters
+    ----------
+    values, labels, masked
+        The values; memory for those before, and where values were masked.
+    rows, key
+        Number of each row, and the key of the epoch, for what is drawn.
+    longest, lengths
+        Places between the starts of rows, and length of each row.
+    fraction, value
+        Share of the values of a row, and what they become.
+    """
+    for row in range(rows.size):
+        own = slice(row * longest, row * longest + lengths[row])
+        of_row, of_labels, chosen = values[own], labels[own], masked[own]
+        row_key = _word(key, np.uint64(rows[row]))
+        _choose(chosen, np.int64(lengths[row] * fraction), row_key, _MASKED)
+        for i in range(chosen.size):
+            of_labels[i] = of_row[i]
+            of_row[i] = value if chosen[i] else of_row[i]
+
+
+@compiled(f"void(int64[::1], int64{_MASKED_ROWS}, float64, float64, int64, int64[::1])")
+def mask_tokens(
+    tokens: Ints,
+    labels: Ints,
+    masked: NDArray[np.bool_],
+    rows: Ints,
+    key: Any,
+    longest: int,
+    lengths: Ints,
+    fraction: float,
+    random: float,
+    kept: float,
+    mask: int,
+    replacements: Ints,
+) -> None:
+    """Mask tokens of rows as `MaskTokens` does; see `mask_values`."""
+    for row in range(rows.size):
+        own = slice(row * longest, row * longest + lengths[row])
+        of_row, of_labels, chosen = tokens[own], labels[own], masked[own]
+        row_key = _word(key, np.uint64(rows[row]))
+        _choose(chosen, np.int64(lengths[row] * fraction), row_key, _MASKED)
+        which, n_masked = np.empty(chosen.size + 1, np.int32), 0
+        for i in range(chosen.size):
+            of_labels[i] = of_row[i] if chosen[i] else NO_LABEL
+        for i in range(chosen.size):
+            which[n_masked] = i
+            n_masked += chosen[i]
+        for k in range(n_masked):
+            i = np.int64(which[k])  # type: ignore[assignment]
+            drawn = _uniform(row_key, _REPLACED, 2 * i)
+            if drawn < random:
+                place = _uniform(row_key, _REPLACED, 2 * i + 1) * replacements.size
+                of_row[i] = replacements[np.int64(place)]
+            elif drawn >= random + kept:
+                of_row[i] = mask
 
 
 @compiled(
@@ -838,12 +643,3 @@ def move_rows(values: NDArray[Any], longest: int, lengths: Ints, offsets: Ints, 
                 values[to + i] = values[start + i]
         for i in range(to + lengths[row], offsets[row + 1]):
             values[i] = fill
-
-
-@compiled("void(boolean[::1], int64[::1], int64)")
-def mark_rows(marks: NDArray[np.bool_], lengths: Ints, width: int) -> None:
-    """Mark the first values of rows, each as many as it is long, and none of the others."""
-    for row in range(lengths.size):
-        marks_of = marks[row * width : (row + 1) * width]
-        for i in range(width):
-            marks_of[i] = i < lengths[row]

@@ -26,7 +26,7 @@ N_SHARDS, N_TOKENS, WINDOW = 300, 10, 15
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
     for k in range(N_SHARDS):
-        options: dict[str, Any] = {"shard": f"{k:04}", "documents": True, "obs": {"kind": str}}
+        options: dict[str, Any] = {"shard": f"{k:04}", "documents": True, "obs": ["kind"]}
         with TokenStreamWriter(folder, "uint16", **options) as writer:
             writer.append(np.full(N_TOKENS, k), metadata={"shard": k}, obs={"kind": f"{k % 3}"})
     return folder
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 def test_more_shards_than_files_may_be_open(folder):
     with limited(resource.RLIMIT_NOFILE, psutil.Process().num_fds() + 100):
         stream = TokenStream(folder, WINDOW)
-        elements = ["X", "spans", "metadata"]
+        elements = ["X", "spans"]
         collection = open_collection(stream, elements=elements, obs=["kind", "shard"])
         seen = list[int]()
         for cells in CellDataset(collection, BlockShuffling(1), 16, 4, seed=0, as_torch=False):

@@ -69,15 +69,17 @@ def write_stream(folder, *, lengths, dtype="uint16", block=16, seed=0):
     random, numbers = np.random.default_rng(seed), itertools.count()
     written = Written(folder, [], [], [])
     for shard, of_shard in enumerate(lengths):
-        options = {"documents": True, "obs": {"kind": str, "length": float}, "block": block}
+        options = {"documents": True, "obs": ["kind", "length"], "block": block}
         with TokenStreamWriter(folder, dtype, shard=f"{shard:03}", **options) as writer:
             for n in of_shard:
                 tokens, number = tokens_of(random, n, dtype), next(numbers)
                 inner = sorted(random.integers(0, n + 1, 2).tolist())
                 spans = [(*inner, [number, "inner"])] if inner[0] < inner[1] else []
                 first = writer.n_tokens
-                obs = {"kind": "ab"[number % 2], "length": n if number % 3 else None}
-                writer.append(tokens, metadata={"document": number}, spans=spans, obs=obs)
+                obs = {"kind": "ab"[number % 2], "length": str(n) if number % 3 else None}
+                writer.append(tokens, metadata={"document": number}, obs=obs)
+                for start, stop, metadata in spans:
+                    writer.add_span(first + start, first + stop, metadata)
                 written.documents.append(tokens)
                 written.shards.append(shard)
                 if n:
