@@ -22,10 +22,10 @@ from cellfeed.sources._anndata._file import (
     StructureError,
     index_of,
     is_group,
+    own_members,
     text,
     texts,
 )
-from cellfeed.sources._anndata._h5file import own_members
 
 # HDF5 filters from hdf5plugin, such as ``hdf5plugin.FILTERS["zstd"]``.
 #

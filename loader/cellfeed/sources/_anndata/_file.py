@@ -16,6 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from cellfeed._errors import FormatError
 from cellfeed._lazy import ad, pd
 from cellfeed.bytes import LastingIdentity, Location, digest_of, lasting_identity
 from cellfeed.bytes._tables import CachedTables, Computed, Tables
@@ -80,6 +81,15 @@ def is_current(table: Any) -> bool:
 def is_group(element: Any) -> bool:
     """Return whether an element is a group, not an array."""
     return not hasattr(element, "dtype")
+
+
+def own_members(group: Any) -> dict[str, Any]:
+    """Return the arrays and groups in a group of HDF5 or zarr, without links."""
+    names = list(group)
+    if isinstance(group, h5py.Group):
+        names = [n for n in names if isinstance(group.get(n, getlink=True), h5py.HardLink)]
+    found = {name: group.get(name) for name in names}
+    return {name: each for name, each in found.items() if each is not None}
 
 
 def read_element(element: Any) -> Any:
@@ -158,7 +168,7 @@ class AnnDataFile(OpenedPerProcess):
     library
         The library that reads arrays that cellfeed does not decode: ``"h5py"`` or ``"zarr"``.
     linked_files
-        Other local files that its elements refer to, as far as they have been read.
+        Other local files that its elements are linked to, as far as they have been read.
     """
 
     library: str
@@ -193,12 +203,12 @@ class AnnDataFile(OpenedPerProcess):
 
     @abstractmethod
     def stored(self, name: str) -> Any:
-        """Return an array or group; other files that it lies in, or refers to, are watched.
+        """Return an array or group.
 
         Raises
         ------
         FormatError
-            It refers to a file that is missing, or that cellfeed cannot follow.
+            It is a link to nothing, or its values lie where cellfeed does not read them.
         KeyError
             There is no such element.
         """
@@ -269,7 +279,7 @@ class AnnDataFile(OpenedPerProcess):
         Parameters
         ----------
         what, compute
-            See `FileRecord.get`; other files that it reads must be watched.
+            See `FileRecord.get`.
         """
         return compute()
 
@@ -296,11 +306,21 @@ class AnnDataFile(OpenedPerProcess):
         """Read ``obs``, ``var`` or ``raw/var`` in a format that anndata no longer writes."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the file is old is no news to its reader
-            return self._read_old_frame(name)
-
-    def _read_old_frame(self, name: str) -> pd.DataFrame:
-        frame: pd.DataFrame = self.read(name)
+            frame: pd.DataFrame = (
+                self.read(name) if is_group(self.stored(name)) else self.read_oldest_frame(name)
+            )
         return frame
+
+    def read_oldest_frame(self, name: str) -> pd.DataFrame:
+        """Read a table in the format of anndata before 0.7, if it is local HDF5.
+
+        Raises
+        ------
+        FormatError
+            It is not.
+        """
+        msg = f"{self.location}: `{name}` is in the format of anndata before 0.7"
+        raise FormatError(f"{msg}; download the file, or write it again with anndata")
 
 
 class FileSource(Source):
@@ -330,7 +350,7 @@ class FileSource(Source):
         return digest_of(found.digest, lasting_identity(linked).digest)
 
     def linked_files(self) -> Sequence[Path]:
-        """Return local files elsewhere to which its elements refer."""
+        """Return local files elsewhere to which its elements are linked."""
         return self._file.linked_files
 
     @abc.abstractmethod

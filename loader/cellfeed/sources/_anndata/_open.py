@@ -31,8 +31,7 @@ from cellfeed.sources._anndata._damage import (
     table_length,
 )
 from cellfeed.sources._anndata._file import AnnDataFile, FileSource, is_group, text, texts
-from cellfeed.sources._anndata._h5file import H5File, RemoteH5File
-from cellfeed.sources._anndata._local_h5file import LocalH5File
+from cellfeed.sources._anndata._h5file import H5File, LocalH5File, RemoteH5File
 from cellfeed.sources._anndata._matrix import (
     StoredCsc,
     StoredCsr,
