@@ -1,7 +1,7 @@
-"""obs and var of AnnData files of any version.
+"""obs, var and other tables of AnnData files of any version.
 
-Current files are read column by column. anndata reads older ones (obs as one compound dataset, or
-categories stored apart from the codes), since it supports all earlier formats.
+Columns are read one by one, as anndata has written them since 0.7. anndata reads older tables,
+which are one compound dataset.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from cellfeed.sources._anndata._file import (
     StructureError,
     flag,
     index_of,
-    is_current,
     is_group,
     text,
     texts,
@@ -70,7 +69,7 @@ def read_names(file: AnnDataFile, path: str, *, is_table: bool = False) -> NDArr
 
         found = shared.get("names", 0, names, fewest=0)
     if found is None:
-        return read_row_names(file, path, are_shared=False) if is_table else _read(file, path)
+        return read_row_names(file, path, are_shared=False) if is_table else _names(file, path)
     own = np.array(found["names"].tobytes().decode().split("\0"), dtype=object)
     own.flags.writeable = False
     return _SAME.setdefault(digest.hex(), own)
@@ -106,7 +105,7 @@ def _identified(file: AnnDataFile, path: str | None, content: list[bytes]) -> Ta
 def _index_path(file: AnnDataFile, name: str) -> str | None:
     """Return the path of the index of a table; None in an old format."""
     table = file.stored(name)
-    return f"{name}/{index_of(table)}" if is_current(table) else None
+    return f"{name}/{index_of(table)}" if is_group(table) else None
 
 
 def _text(file: AnnDataFile, path: str) -> str:
@@ -118,18 +117,11 @@ def _text(file: AnnDataFile, path: str) -> str:
     return f"{path}/values" if encoding == "nullable-string-array" else path
 
 
-def _read(file: AnnDataFile, path: str) -> NDArray[np.object_]:
-    """Return names as anndata reads them."""
+def _names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
+    """Return names, as text as in anndata."""
     check_sizes(file, path)
     file.prefetch([path])
-    text_path = _text(file, path)
-    stored = file.stored(text_path)
-    if isinstance(stored, h5py.Dataset) and stored.ndim == 1 and _is_text(stored):
-        names = np.array(stored.asstr()[()], dtype=object)
-        if text_path != path:
-            names[file.stored(f"{path}/mask")[:]] = None
-        return names
-    return as_names(pd.Index(file.read(path)))
+    return as_names(pd.Index(_values(file, path), dtype=object))
 
 
 def _is_text(stored: h5py.Dataset) -> bool:
@@ -153,7 +145,7 @@ def _joined(file: AnnDataFile, path: str, text_path: str) -> bytes | None:
         return None
     stored = file.stored(text_path)
     if not isinstance(stored, h5py.Dataset) or not _is_text(stored):
-        names = list(file.read(text_path))
+        names = list(_pick(stored))
         are_text = all(isinstance(name, str) for name in names)
         return _END.join(name.encode() for name in names) if are_text else None
     joined: bytes = _END.join(stored[()].tolist())
@@ -166,22 +158,18 @@ _LARGEST_NUMBER = 8  # bytes; torch has none above
 
 def obs_names(file: AnnDataFile, table: str = "obs") -> tuple[str, ...]:
     """Return the names of the columns of a table such as ``obs``."""
-    obs = file.stored(table)
-    names = texts(obs, "column-order")
-    if names or "column-order" in obs.attrs:
-        return names
-    return tuple(str(name) for name in file.read_old_frame(table).columns)
+    stored = file.stored(table)
+    if not is_group(stored):
+        return tuple(str(name) for name in file.read_oldest_frame(table).columns)
+    if "column-order" not in stored.attrs:
+        raise StructureError(f"{stored.name} lacks an attribute `column-order`")
+    return texts(stored, "column-order")
 
 
 def read_obs(file: AnnDataFile, columns: Sequence[str], table: str = "obs") -> pd.DataFrame:
     """Return the given columns, which must exist, of a table such as ``obs``, in that order."""
-    if is_current(file.stored(table)):
-        n_rows = table_length(file, table)
-        for column in columns:
-            check_sizes(file, f"{table}/{column}", n_rows)
-        file.prefetch([f"{table}/{column}" for column in columns])
-        return pd.DataFrame({column: file.read(f"{table}/{column}") for column in columns})
-    return file.read_old_frame(table)[list(columns)]
+    file.prefetch([f"{table}/{column}" for column in columns if is_group(file.stored(table))])
+    return Table(file, table).read(columns)
 
 
 def plain_obs(file: AnnDataFile, columns: Sequence[str]) -> dict[str, ObsColumn]:
@@ -193,7 +181,7 @@ def plain_obs(file: AnnDataFile, columns: Sequence[str]) -> dict[str, ObsColumn]
     @cache
     def n_rows() -> int | None:  # None if all columns are unusual
         obs = file.stored("obs")
-        if not isinstance(obs, h5py.Group) or not is_current(obs):
+        if not isinstance(obs, h5py.Group):
             return None
         file.prefetch([f"obs/{column}" for column in columns])
         return table_length(file, "obs")
@@ -249,11 +237,9 @@ def _plain_column(file: AnnDataFile, name: str) -> ObsColumn | None:
 
 
 def read_var(file: AnnDataFile, name: str) -> pd.DataFrame:
-    """Return a table of genes."""
-    is_old = not is_current(file.stored(name))
+    """Return a table of genes, indexed by their names."""
     check_sizes(file, name)
-    frame: pd.DataFrame = file.read_old_frame(name) if is_old else file.read(name)
-    return frame
+    return Table(file, name).read(obs_names(file, name), are_named=True)
 
 
 def read_row_names(file: AnnDataFile, name: str, *, are_shared: bool) -> NDArray[np.object_]:
@@ -269,7 +255,7 @@ def read_row_names(file: AnnDataFile, name: str, *, are_shared: bool) -> NDArray
     if are_shared:
         return read_names(file, name, is_table=True)
     index = _index_path(file, name)
-    return as_names(file.read_old_frame(name).index) if index is None else _read(file, index)
+    return as_names(file.read_oldest_frame(name).index) if index is None else _names(file, index)
 
 
 def read_rows(stored: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
@@ -277,86 +263,113 @@ def read_rows(stored: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
     return _pick(stored, rows, _runs_with_gaps(rows, _LARGEST_TEXT_GAP))
 
 
-# obs of one file, read by rows, with little more than the rows of a part.
-#
-# Current files and stores are read column by column; anndata reads older ones as a whole.
+# Tables, read by columns and rows, with little more than the rows of a part.
 
 # Rows that are read in vain cost less than another call of h5py.
 _LARGEST_GAP = 1024
 _LARGEST_TEXT_GAP = 128
 
-Values = Any  # an array of NumPy or pandas
 
-
-class ObsRows:
-    """The columns of ``obs`` of one file, or of another table of cells, read by rows.
+class Table:
+    """``obs`` of a file, or another table.
 
     Parameters
     ----------
     file
         An AnnData file or store.
-    table
+    path
         Path of the table.
     """
 
-    def __init__(self, file: AnnDataFile, table: str = "obs") -> None:
-        self._file = file
-        self._table = table
+    def __init__(self, file: AnnDataFile, path: str = "obs") -> None:
+        self._file, self._path = file, path
         self._categories: dict[str, pd.CategoricalDtype] = {}
         self._checked = set[str]()
         self._old: pd.DataFrame | None = None
 
-    def read(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Return columns of the given ascending rows, indexed by the names of the cells."""
-        obs = self._file.stored(self._table)
-        if not is_current(obs):
+    def read(
+        self,
+        columns: Sequence[str],
+        rows: NDArray[np.int64] | None = None,
+        *,
+        are_named: bool = False,
+    ) -> pd.DataFrame:
+        """Return columns of ascending rows, or of all.
+
+        Parameters
+        ----------
+        columns, rows
+            Names of columns, and rows.
+        are_named
+            Whether the result is indexed by the names of its rows, which are read, too.
+        """
+        table = self._file.stored(self._path)
+        if not is_group(table):
             if self._old is None:
-                self._old = self._file.read_old_frame(self._table)
-            return self._old.iloc[rows][list(columns)]
-        runs = _runs_with_gaps(rows)
-        with damage_named(self._file.location, self._table, runs):
-            index = index_of(obs)
-            runs_of_names = _runs_with_gaps(rows, _LARGEST_TEXT_GAP)
-            names = np.asarray(
-                self._read(f"{self._table}/{index}", rows, runs_of_names), dtype=object
-            )
-            values = {name: self._read(f"{self._table}/{name}", rows, runs) for name in columns}
-        name = None if index == "_index" else index
-        return pd.DataFrame(values, index=pd.Index(names, dtype=object, name=name))
+                self._old = self._file.read_oldest_frame(self._path)
+            found = self._old if rows is None else self._old.iloc[rows]
+            return found[list(columns)]
+        index = index_of(table)
+        with damage_named(self._file.location, self._path, _runs_with_gaps(rows)):
+            values = {name: self._column(name, rows) for name in columns}
+            labels: Any = range(table_length(self._file, self._path) if rows is None else rows.size)
+            if are_named:
+                names = np.asarray(self._column(index, rows, _LARGEST_TEXT_GAP), dtype=object)
+                name = None if index == "_index" else index
+                labels = pd.Index(names, dtype=object, name=name)
+        return pd.DataFrame(values, index=labels)
 
-    def _read(self, name: str, rows: NDArray[np.int64], runs: Runs) -> Values:
+    def _column(
+        self, name: str, rows: NDArray[np.int64] | None, largest_gap: int = _LARGEST_GAP
+    ) -> Any:
+        path = f"{self._path}/{name}"
         if name not in self._checked:
-            check_sizes(self._file, name, table_length(self._file, self._table))
+            check_sizes(self._file, path, table_length(self._file, self._path))
             self._checked.add(name)
-        element = self._file.stored(name)
-        if not is_group(element):
-            return _pick(element, rows, runs)
-        encoding = text(element, "encoding-type")
-        if encoding == "categorical":
-            codes = _pick(self._file.stored(f"{name}/codes"), rows, runs)
-            return pd.Categorical.from_codes(codes, dtype=self._dtype(name, element))
-        values, mask = (
-            _pick(self._file.stored(f"{name}/{part}"), rows, runs) for part in ("values", "mask")
-        )
-        if encoding == "nullable-integer":
-            return pd.arrays.IntegerArray(values, mask)
-        if encoding == "nullable-boolean":
-            return pd.arrays.BooleanArray(values, mask)
-        if encoding == "nullable-string-array":
-            values[mask] = None
-            return pd.array(values, dtype="string")
-        msg = f"{element.name} has the unknown encoding {encoding!r}"
-        raise StructureError(msg)
-
-    def _dtype(self, name: str, element: Any) -> pd.CategoricalDtype:
+        element = self._file.stored(path)
+        if is_group(element):
+            codes, categories = f"{path}/codes", f"{path}/categories"
+            is_categorical = text(element, "encoding-type") == "categorical"
+        else:  # as anndata 0.7 wrote them
+            codes, categories = path, f"{self._path}/__categories/{name}"
+            is_categorical = "categories" in element.attrs
+        if not is_categorical:
+            return _values(self._file, path, rows, largest_gap)
         if name not in self._categories:
-            ordered = flag(element, "ordered")
-            categories = self._file.read(f"{name}/categories")
-            self._categories[name] = pd.CategoricalDtype(categories, ordered=ordered)
-        return self._categories[name]
+            check_sizes(self._file, categories)
+            ordered = flag(element, "ordered") or flag(self._file.stored(categories), "ordered")
+            dtype = pd.CategoricalDtype(_values(self._file, categories), ordered=ordered)
+            self._categories[name] = dtype
+        found = _values(self._file, codes, rows, largest_gap)
+        return pd.Categorical.from_codes(found, dtype=self._categories[name])
 
 
-def _pick(stored: Any, rows: NDArray[np.int64], runs: Runs) -> NDArray[Any]:
+def _values(
+    file: AnnDataFile,
+    path: str,
+    rows: NDArray[np.int64] | None = None,
+    largest_gap: int = _LARGEST_GAP,
+) -> Any:
+    """Return values of an array, which may have a mask, as NumPy or pandas represents them."""
+    element = file.stored(path)
+    runs = _runs_with_gaps(rows, largest_gap)
+    if not is_group(element):
+        return _pick(element, rows, runs)
+    encoding = text(element, "encoding-type")
+    if not encoding.startswith("nullable-"):
+        raise StructureError(f"{element.name} has the unknown encoding {encoding!r}")
+    values, mask = (_pick(file.stored(f"{path}/{part}"), rows, runs) for part in ("values", "mask"))
+    if encoding == "nullable-integer":
+        return pd.arrays.IntegerArray(values, mask)
+    if encoding == "nullable-boolean":
+        return pd.arrays.BooleanArray(values, mask)
+    values[mask] = None
+    return pd.array(values, dtype="string")
+
+
+def _pick(
+    stored: Any, rows: NDArray[np.int64] | None = None, runs: Runs | None = None
+) -> NDArray[Any]:
     """Return ``stored[rows]`` for an HDF5 or zarr array of numbers or text.
 
     Parameters
@@ -364,21 +377,24 @@ def _pick(stored: Any, rows: NDArray[np.int64], runs: Runs) -> NDArray[Any]:
     stored
         The array.
     rows
-        Ascending rows.
+        Ascending rows; all if None.
     runs
         `_runs_with_gaps` of ``rows``.
     """
-    is_text = stored.dtype.kind not in "biuf"
+    is_text = stored.dtype.kind not in "biufc"
     if is_text and isinstance(stored, h5py.Dataset):
         stored = stored.asstr()
-    out = np.empty(rows.size, dtype=object if is_text else stored.dtype.newbyteorder("="))
+    dtype = np.dtype(object) if is_text else stored.dtype.newbyteorder("=")
+    if rows is None or runs is None:
+        return np.asarray(stored[...], dtype=dtype)
+    out = np.empty(rows.size, dtype=dtype)
     bounds = np.searchsorted(rows, runs)
     for (start, stop), (first, last) in zip(runs.tolist(), bounds.tolist(), strict=True):
-        out[first:last] = np.asarray(stored[start:stop], dtype=out.dtype)[rows[first:last] - start]
+        out[first:last] = np.asarray(stored[start:stop], dtype=dtype)[rows[first:last] - start]
     return out
 
 
-def _runs_with_gaps(rows: NDArray[np.int64], largest: int = _LARGEST_GAP) -> Runs:
+def _runs_with_gaps(rows: NDArray[np.int64] | None, largest: int = _LARGEST_GAP) -> Runs:
     """Return runs that contain ascending ``rows``, and other rows only if that saves a call.
 
     Examples
@@ -386,7 +402,7 @@ def _runs_with_gaps(rows: NDArray[np.int64], largest: int = _LARGEST_GAP) -> Run
     >>> _runs_with_gaps(np.array([3, 5, 9, 5000])).tolist()
     [[3, 10], [5000, 5001]]
     """
-    if not rows.size:
+    if rows is None or not rows.size:
         return np.empty((0, 2), dtype=np.int64)
     breaks = np.flatnonzero(np.diff(rows) > largest)
     firsts, lasts = np.append(0, breaks + 1), np.append(breaks, rows.size - 1)

@@ -7,7 +7,6 @@ them, as bytes; R writes each as an array of one.
 from __future__ import annotations
 
 import abc
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -73,11 +72,6 @@ def index_of(table: Any) -> str:
     return index
 
 
-def is_current(table: Any) -> bool:
-    """Return whether a table such as ``obs`` is in anndata's current format."""
-    return text(table, "encoding-version") == "0.2.0"
-
-
 def is_group(element: Any) -> bool:
     """Return whether an element is a group, not an array."""
     return not hasattr(element, "dtype")
@@ -95,36 +89,22 @@ def own_members(group: Any) -> dict[str, Any]:
 def read_element(element: Any) -> Any:
     """Return an element as anndata reads it.
 
-    anndata cannot read elements of HDF5 whose attributes are arrays of one text, so these are
-    copied to memory with attributes as anndata writes them.
+    anndata cannot read elements of HDF5 whose attributes are arrays of one text, so it gets a copy
+    in memory, with attributes as it writes them.
     """
-    if not isinstance(element, h5py.Group | h5py.Dataset) or not _is_odd(element):
+    if not isinstance(element, h5py.Group | h5py.Dataset):
         return ad.io.read_elem(element)
     with hdf5_in_memory() as memory:
-        memory.copy(element, "element", expand_soft=True, expand_external=True)
-        for each in _all(memory["element"]):
-            if isinstance(each, h5py.Dataset) and each.is_virtual:
-                raise StructureError(f"{each.name} is virtual, with attributes of R")
+        memory.copy(element, "element", expand_soft=True)
+
+        def mend(_name: str, each: h5py.Group | h5py.Dataset) -> None:
             for name, value in list(each.attrs.items()):
                 plain = _plain(name, value)
                 if plain is not value:
                     each.attrs[name] = plain
+
+        memory.visititems(mend)
         return ad.io.read_elem(memory["element"])
-
-
-def _is_odd(element: Any) -> bool:
-    return any(
-        _plain(name, value) is not value
-        for each in _all(element)
-        for name, value in each.attrs.items()
-        if name in _OF_ONE or name == "column-order"
-    )
-
-
-def _all(element: Any) -> list[Any]:
-    """Return an element and all below it."""
-    below = [] if isinstance(element, h5py.Dataset) else list(element.values())
-    return [element, *(each for one in below for each in _all(one))]
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -301,15 +281,6 @@ class AnnDataFile(OpenedPerProcess):
     def read(self, name: str) -> Any:
         """Return an element as anndata reads it."""
         return read_element(self.stored(name))
-
-    def read_old_frame(self, name: str) -> pd.DataFrame:
-        """Read ``obs``, ``var`` or ``raw/var`` in a format that anndata no longer writes."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the file is old is no news to its reader
-            frame: pd.DataFrame = (
-                self.read(name) if is_group(self.stored(name)) else self.read_oldest_frame(name)
-            )
-        return frame
 
     def read_oldest_frame(self, name: str) -> pd.DataFrame:
         """Read a table in the format of anndata before 0.7, if it is local HDF5.

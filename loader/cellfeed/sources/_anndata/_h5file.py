@@ -12,6 +12,7 @@ import gc
 import math
 import os
 import threading
+import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -528,7 +529,9 @@ class LocalH5File(H5File, ByteStore):
             self._examine_all(each)
             if each not in ("X", "raw.X"):  # which stay in the file
                 check_sizes(self, each)
-        adata = ad.read_h5ad(self._absolute, backed="r")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the file is old is no news to its reader
+            adata = ad.read_h5ad(self._absolute, backed="r")
         try:
             table: pd.DataFrame = adata.raw.var if name.startswith("raw") else getattr(adata, name)
             return table

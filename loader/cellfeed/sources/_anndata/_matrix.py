@@ -19,7 +19,7 @@ from cellfeed.decode import ChunkedArray, Decoder, SlowRead, can_cast
 from cellfeed.machine import usable_cpu_count
 from cellfeed.rows import CsrChunks, CsrRows, DenseChunks, Layout, summable
 from cellfeed.sources._anndata import _annotations as frames
-from cellfeed.sources._anndata._damage import check_sizes, damage_named, table_length
+from cellfeed.sources._anndata._damage import damage_named, table_length
 from cellfeed.sources._anndata._file import AnnDataFile, is_group, text
 from cellfeed.sources._source import StoredElement, fill, why_not_cast
 
@@ -530,14 +530,13 @@ class StoredFrame(StoredMatrix):
         self._file.check_unchanged()
         if self._values is None:
             with self._damage_named(self._element):
-                check_sizes(self._file, self._element, self.shape[0])
+                table = frames.read_obs(self._file, self._names, self._element)
             values = np.empty(self.shape, self.dtype)
             for k, name in enumerate(self._names):
-                with self._damage_named(f"{self._element}/{name}"):
-                    column = self._file.read(f"{self._element}/{name}")
-                    if hasattr(column, "to_numpy"):  # nullable, of pandas
-                        column = column.to_numpy(dtype=np.float64, na_value=np.nan)
-                    values[:, k] = column
+                column = table[name]
+                if pd.api.types.is_extension_array_dtype(column.dtype):
+                    column = column.to_numpy(np.float64, na_value=np.nan)
+                values[:, k] = column
             self._file.check_unchanged()
             self._values = values if self._order is None else values[self._order]
         return self._values

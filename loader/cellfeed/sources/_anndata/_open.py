@@ -64,8 +64,8 @@ class AnnDataSource(FileSource):
 
     def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
         super().__init__(file)
-        self._obs_rows = frames.ObsRows(file)
-        self._frames = dict[str, tuple[frames.ObsRows, NDArray[np.int64] | None]]()
+        self._obs_rows = frames.Table(file)
+        self._frames = dict[str, tuple[frames.Table, NDArray[np.int64] | None]]()
         self.elements = dict(elements)
 
     def obs_names(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class AnnDataSource(FileSource):
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Read rows of obs columns, indexed by the names of the cells."""
         with self._unchanged():
-            return self._obs_rows.read(columns, rows)
+            return self._obs_rows.read(columns, rows, are_named=True)
 
     def read_var(self) -> pd.DataFrame:
         """Read the table of genes."""
@@ -138,12 +138,12 @@ class AnnDataSource(FileSource):
                     of_modality = rows_of_cells(self._file, within.split("/")[1])
                     if of_modality is not None:
                         order = of_modality if order is None else order[of_modality]
-            self._frames[name] = frames.ObsRows(self._file, name), order
+            self._frames[name] = frames.Table(self._file, name), order
         frame, order = self._frames[name]
         if order is None:
-            return frame.read(columns, rows)
+            return frame.read(columns, rows, are_named=True)
         stored, places = np.unique(order[rows], return_inverse=True)
-        return frame.read(columns, stored).iloc[places]
+        return frame.read(columns, stored, are_named=True).iloc[places]
 
     def plain_obs(self, columns: Sequence[str]) -> Mapping[str, ObsColumn]:
         """Return those obs columns that can be read without pandas."""
