@@ -1,11 +1,10 @@
-"""Loaded rows on a torch device, where minibatches are gathered, made dense and transformed."""
+"""Loaded rows on a torch device, where minibatches are gathered and made dense."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NoReturn
 
 import numpy as np
@@ -14,11 +13,9 @@ from numpy.typing import NDArray
 from cellfeed._errors import ParameterError, one_line
 from cellfeed._torch import require_torch, torch
 from cellfeed.collection._loaded import Loaded
-from cellfeed.fetch import as_stored
 from cellfeed.machine import usable_memory_bytes
 from cellfeed.rows import Layout, ObsColumn, require_int64, require_torch_dtype
 from cellfeed.rows._minibatch import Minibatch, RaggedTensor, csr_tensor, same_bits
-from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Scale, Transform
 
 _BLOCK = 1 << 24  # elements that are copied or compared at a time
 _MOST_INT32 = 2**31 - 1
@@ -69,91 +66,6 @@ def require_device_memory(n_bytes: float, device: torch.device) -> None:
         raise ParameterError(msg)
 
 
-# How minibatches are delivered.
-
-
-class Delivery:
-    """How minibatches are delivered.
-
-    Parameters
-    ----------
-    dtypes
-        The elements to deliver, and the dtype of each.
-    transforms
-        Transforms of values, by element.
-    dense
-        Whether sparse rows are made dense.
-    device
-        Where they are delivered.
-    """
-
-    def __init__(
-        self,
-        dtypes: Mapping[str, np.dtype[Any]],
-        transforms: Mapping[str, Sequence[Any]],
-        *,
-        dense: bool,
-        device: torch.device,
-    ) -> None:
-        self.dtypes, self.transforms, self.dense = dtypes, transforms, dense
-        self._moments = dict[Transform, tuple[torch.Tensor, torch.Tensor]]()
-        for each in (each for steps in transforms.values() for each in steps):
-            if isinstance(each, Scale):
-                std = np.where(np.asarray(each.std) == 0, 1.0, each.std)
-                mean = each.mean if each.zero_center else np.zeros_like(std)
-                self._moments[each] = (
-                    torch.tensor(mean, device=device),
-                    torch.tensor(std, device=device),
-                )
-
-    def transformed(
-        self,
-        values: torch.Tensor,
-        steps: Sequence[Transform],
-        row_of: torch.Tensor | None = None,
-        lengths: torch.Tensor | None = None,
-        columns: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return values of rows after some steps, each computed in float64 as the compiled ones.
-
-        Parameters
-        ----------
-        values
-            Dense rows, shape (n_rows, n_columns), or values of sparse ones, shape (n_values,).
-        steps
-            The transforms.
-        row_of, lengths, columns
-            Of sparse rows: the row of each value, the number of values of each row, and the column
-            of each value.
-        """
-        dtype = values.dtype
-        for each, following in pairwise([*steps, None]):
-            wide = values.double()
-            match each:
-                case NormalizeTotal():
-                    if row_of is None:
-                        totals = wide.sum(1, keepdim=True)
-                    else:  # in the same order each time, as atomic additions are not
-                        sums = torch.segment_reduce(wide, "sum", lengths=lengths, unsafe=True)
-                        totals = sums[row_of]
-                    divisor = torch.where(totals == 0, 1.0, totals / each.target_sum)
-                    wide = wide * (1 / divisor) if dtype == torch.float32 else wide / divisor
-                case Log1p():
-                    wide = wide.log1p()
-                case Binarize():
-                    wide = values > torch.tensor(each.threshold, dtype=dtype)
-                case Scale():
-                    mean, std = self._moments[each]
-                    wide = (wide - mean) / std if columns is None else wide / std[columns]
-                    if each.max_value is not None:
-                        least = -each.max_value if each.zero_center else None
-                        wide = wide.clamp(least, each.max_value)
-            # These two are one step, which does not round in between.
-            is_one = isinstance(each, NormalizeTotal) and isinstance(following, Log1p)
-            values = wide if is_one else wide.to(dtype)
-        return values
-
-
 # Rows on the device.
 
 
@@ -173,8 +85,6 @@ class _DeviceArray:
         The same in memory, from which sizes are known without waiting for the device.
     columns
         Column indices, if rows are sparse.
-    are_distinct
-        Whether no sparse row has a column twice.
     """
 
     layout: Layout
@@ -183,7 +93,6 @@ class _DeviceArray:
     pointers: torch.Tensor | None = None
     ends: NDArray[np.int64] | None = None
     columns: torch.Tensor | None = None
-    are_distinct: bool = True
 
 
 class DeviceRows:
@@ -208,7 +117,7 @@ class DeviceRows:
     Raises
     ------
     ParameterError
-        torch does not have the dtype of an element.
+        torch does not have the dtype of an element, or a sparse row has a column twice.
     ColumnError
         An obs column has numbers above the largest int64.
     """
@@ -228,7 +137,9 @@ class DeviceRows:
                 parts = {"pointers": _copied(pointers, device), "ends": pointers.copy()}
             if pointers is not None and columns is not None:
                 parts["columns"] = _copied(columns, device)
-                parts["are_distinct"] = _are_distinct(parts["columns"], pointers)
+                if not _are_distinct(parts["columns"], pointers):
+                    msg = f"`{name}` has a gene twice in a cell, which is not summed on {device}"
+                    raise ParameterError(f"{msg}; load the cells without `device`")
             self._arrays[name] = {}
             for field in values.dtype.names or [None]:
                 own = _copied(values if field is None else values[field], device)
@@ -251,7 +162,9 @@ class DeviceRows:
         rows: NDArray[np.int64],
         bounds: NDArray[np.int64],
         obs_names: NDArray[np.object_] | None,
-        delivery: Delivery,
+        dtypes: Mapping[str, np.dtype[Any]],
+        *,
+        dense: bool,
     ) -> Iterator[Minibatch]:
         """Yield minibatches on the device.
 
@@ -263,8 +176,10 @@ class DeviceRows:
             Where minibatches begin and end, shape (n_minibatches + 1,).
         obs_names
             Names of the rows, if they are delivered.
-        delivery
-            How they are delivered.
+        dtypes
+            The elements to deliver, and the dtype of each.
+        dense
+            Whether sparse rows are made dense.
 
         Raises
         ------
@@ -285,8 +200,8 @@ class DeviceRows:
         )
         for here in map(slice, bounds[:-1].tolist(), bounds[1:].tolist()):
             elements = {
-                own_name: self._rows(name, own, where[here], places[here], delivery)
-                for name in delivery.dtypes
+                own_name: self._rows(own, where[here], places[here], dtype, dense=dense)
+                for name, dtype in dtypes.items()
                 for own_name, own in self._arrays[name].items()
             }
             obs = {name: _taken(values, where[here]) for name, values in self._obs.items()}
@@ -297,19 +212,18 @@ class DeviceRows:
 
     def _rows(
         self,
-        name: str,
         stored: _DeviceArray,
         where: torch.Tensor,
         places: NDArray[np.int64],
-        delivery: Delivery,
+        of_element: np.dtype[Any],
+        *,
+        dense: bool,
     ) -> Any:
         """Return some rows of an element, or of a field of its values."""
-        n, has_fields = len(places), delivery.dtypes[name].names is not None
-        dtype = stored.values.dtype if has_fields else _torch_dtype(delivery.dtypes[name])
-        steps = delivery.transforms.get(name, ())
+        n, has_fields = len(places), of_element.names is not None
+        dtype = stored.values.dtype if has_fields else _torch_dtype(of_element)
         if stored.pointers is None or stored.ends is None:
-            values = _cast(_taken(stored.values, where), dtype)
-            return delivery.transformed(values, steps).view(n, *stored.row_shape)
+            return _cast(_taken(stored.values, where), dtype).view(n, *stored.row_shape)
         n_values = int((stored.ends[places + 1] - stored.ends[places]).sum())
         starts = stored.pointers[where]
         lengths = stored.pointers[where + 1] - starts
@@ -321,15 +235,7 @@ class DeviceRows:
         if stored.columns is None:
             return RaggedTensor(offsets, values)
         columns, n_columns = _taken(stored.columns, positions).to(torch.int64), stored.row_shape[0]
-        if not stored.are_distinct:
-            flat, same = torch.unique_consecutive(row_of * n_columns + columns, return_inverse=True)
-            values = _summed(values, same, len(flat))
-            row_of, columns = flat // n_columns, flat % n_columns
-            lengths = row_of.bincount(minlength=n)
-            offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-        n_stored = len(as_stored(steps, "csr"))
-        values = delivery.transformed(values, steps[:n_stored], row_of, lengths, columns)
-        if not delivery.dense:
+        if not dense:
             is_small = max(n_values, n_columns) <= _MOST_INT32
             index_dtype = torch.int32 if is_small else torch.int64
             parts = offsets.to(index_dtype), columns.to(index_dtype), values
@@ -337,7 +243,7 @@ class DeviceRows:
         bits = same_bits(dtype)
         rows = torch.zeros(n * n_columns, dtype=bits, device=self.device)
         rows[row_of * n_columns + columns] = values.view(bits)
-        return delivery.transformed(rows.view(dtype).view(n, n_columns), steps[n_stored:])
+        return rows.view(dtype).view(n, n_columns)
 
 
 def _copied(values: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -390,11 +296,3 @@ def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     elif values.is_floating_point() and dtype in _small_integers():
         values = values.to(torch.int64)  # so that what is out of range wraps around
     return values.to(dtype)
-
-
-def _summed(values: torch.Tensor, groups: torch.Tensor, n_groups: int) -> torch.Tensor:
-    """Sum the values of each group, in their dtype; float16 as SciPy, which has none."""
-    wide = values.to(torch.float32) if values.dtype == torch.float16 else values
-    bits = same_bits(wide.dtype)
-    sums = torch.zeros(n_groups, dtype=bits, device=values.device)
-    return sums.index_add_(0, groups, wide.view(bits)).view(wide.dtype).to(values.dtype)

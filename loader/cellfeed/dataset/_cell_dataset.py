@@ -17,7 +17,7 @@ from cellfeed._lazy import sp
 from cellfeed._torch import HAS_TORCH, get_worker_info
 from cellfeed.collection import Collection
 from cellfeed.collection._indexables import count_rows, in_memory
-from cellfeed.collection._on_device import Delivery, DeviceRows
+from cellfeed.collection._on_device import DeviceRows
 from cellfeed.dataset import _parameters
 from cellfeed.dataset._loader import MinibatchLoader, loader_over, to_be_called
 from cellfeed.dataset._parameters import AnyDtype, AnyTransform, ReadOptions
@@ -540,11 +540,10 @@ class CellDataset(ResumableDataset):
         """Check that nothing needs cells in memory, if they are on a device."""
         if self._on_device is None:
             return
-        are_tokenized = any(split_steps(each)[1] for each in self.transform.values())
         for what, is_given in (
             ("`fetch_transform`", self.fetch_transform is not None),
             ("a `fetch_callback` or `batch_callback`", not self._is_placed),
-            ("a tokenizer in `transform`", are_tokenized),
+            ("`transform`", any(self.transform.values())),
             ("as_torch=False", not self.as_torch),
         ):
             if is_given:
@@ -685,7 +684,6 @@ class CellDataset(ResumableDataset):
         worker = start_here() or get_worker_info()
         _parameters.require_no_workers(on_device.device, worker.num_workers if worker else 0)
         dtypes = dtypes_of(self.collection.elements, self.dtype)
-        delivery = Delivery(dtypes, self.transform, dense=self.dense, device=on_device.device)
         for number in share.numbers:
             with self._counters.processor_time(Counter.PLANNING):
                 fetch = share.fetch(number)
@@ -693,7 +691,8 @@ class CellDataset(ResumableDataset):
                 rows = fetch.rows[order]
             self._counters.add(Counter.FETCHES, 1)
             names = self.collection.obs_names(rows) if self.collection.delivers_obs_names else None
-            groups = self._with_companions(on_device.gather(rows, bounds, names, delivery))
+            gathered = on_device.gather(rows, bounds, names, dtypes, dense=self.dense)
+            groups = self._with_companions(gathered)
             for _ in range(share.n_minibatches_of(number)):
                 with self._counters.wall_time(Counter.MAKING_TENSORS):
                     delivered = [next(groups)]
