@@ -358,9 +358,8 @@ def open_collection(
         such as ``"mod/rna/X"``, and the shared ``"obsm/NAME"``. The first element is
         ``minibatch.X``; each is ``minibatch[name]``. An ``obsm`` entry may be an array with any
         number of dimensions (images of shape n_cells x 32 x 32 x 3 keep that shape; an array with
-        one dimension becomes one column), a sparse matrix, or a data frame of numbers and booleans,
-        whose columns are aligned by name and must be the same in all files. The rows of MuData are
-        its cells, in its order; a modality must have all of them.
+        one dimension becomes one column) or a sparse matrix. The rows of MuData are its cells, in
+        its order; a modality must have all of them.
     join_vars
         Which genes to read: "same", the genes of the first file, which every file must have, in any
         order; "inner", the genes that every file has; or "outer", the genes that any file has, with
@@ -408,7 +407,7 @@ def open_collection(
     MismatchError
         The files do not have the same genes, a file lacks one of ``genes``, or genes are matched by
         name and a file has two genes of that name; the rows of an ``obsm`` array differ in shape
-        between files, or the columns of a data frame differ; or an obs column is numeric in one
+        between files; or an obs column is numeric in one
         file and categorical in another.
     ColumnError
         A file lacks an obs column, or, with ``join_obs="outer"``, all files do.

@@ -2,8 +2,15 @@
 
 from cellfeed.sources._anndata import ANNDATA, AnnDataSource, StoredCsc, open_to_copy
 from cellfeed.sources._anndata import _annotations as frames
-from cellfeed.sources._anndata._damage import check_sizes, damage_named
-from cellfeed.sources._anndata._file import AnnDataFile, FileSource, is_group, own_members, text
+from cellfeed.sources._anndata._file import (
+    AnnDataFile,
+    FileSource,
+    check_sizes,
+    damage_named,
+    is_group,
+    own_members,
+    text,
+)
 from cellfeed.sources._anndata._h5file import H5File, LocalH5File, RemoteH5File
 from cellfeed.sources._anndata._matrix import StoredCsr
 from cellfeed.sources._anndata._zarr import DATASETS, LocalZarrStore

@@ -22,13 +22,15 @@ from cellfeed._runs import Runs
 from cellfeed.bytes import LastingIdentity
 from cellfeed.bytes._tables import CachedTables, Tables
 from cellfeed.rows import CategoricalColumn, NumericColumn, ObsColumn
-from cellfeed.sources._anndata._damage import check_sizes, damage_named, table_length
 from cellfeed.sources._anndata._file import (
     AnnDataFile,
     StructureError,
+    check_sizes,
+    damage_named,
     flag,
     index_of,
     is_group,
+    table_length,
     text,
     texts,
 )
@@ -353,10 +355,10 @@ def _values(
     """Return values of an array, which may have a mask, as NumPy or pandas represents them."""
     element = file.stored(path)
     runs = _runs_with_gaps(rows, largest_gap)
-    if not is_group(element):
-        return _pick(element, rows, runs)
     encoding = text(element, "encoding-type")
-    if not encoding.startswith("nullable-"):
+    if not is_group(element) and encoding in ("", "array", "string-array"):
+        return _pick(element, rows, runs)
+    if not is_group(element) or not encoding.startswith("nullable-"):
         raise StructureError(f"{element.name} has the unknown encoding {encoding!r}")
     values, mask = (_pick(file.stored(f"{path}/{part}"), rows, runs) for part in ("values", "mask"))
     if encoding == "nullable-integer":

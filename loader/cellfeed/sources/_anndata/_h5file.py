@@ -52,8 +52,7 @@ from cellfeed.decode._hdf5 import (
     longest_text,
 )
 from cellfeed.machine import share_of_descriptors
-from cellfeed.sources._anndata._damage import check_sizes
-from cellfeed.sources._anndata._file import AnnDataFile, own_members
+from cellfeed.sources._anndata._file import AnnDataFile, check_sizes, own_members
 from cellfeed.sources._registry import other_format
 from cellfeed.sources._source import WatchedFiles
 

@@ -24,21 +24,23 @@ from cellfeed.bytes import SCHEMES, Location, has_suffix
 from cellfeed.bytes._tables import Tables, pack, unpack
 from cellfeed.rows import ObsColumn
 from cellfeed.sources._anndata import _annotations as frames
-from cellfeed.sources._anndata._damage import (
+from cellfeed.sources._anndata._file import (
+    AnnDataFile,
+    FileSource,
     check_sizes,
     damage_named,
+    is_group,
     other_format_of,
     table_length,
+    text,
+    texts,
 )
-from cellfeed.sources._anndata._file import AnnDataFile, FileSource, is_group, text, texts
 from cellfeed.sources._anndata._h5file import H5File, LocalH5File, RemoteH5File
 from cellfeed.sources._anndata._matrix import (
     StoredCsc,
     StoredCsr,
     StoredDense,
-    StoredFrame,
     StoredMatrix,
-    rows_of_frame,
 )
 from cellfeed.sources._anndata._zarr import (
     LocalZarrStore,
@@ -133,11 +135,14 @@ class AnnDataSource(FileSource):
         if name not in self._frames:
             within = name[: name.rindex("obsm/")]
             with damage_named(self._file.location, name):
-                order = rows_of_frame(self._file, name, f"{within}obs")
-                if within:
-                    of_modality = rows_of_cells(self._file, within.split("/")[1])
-                    if of_modality is not None:
-                        order = of_modality if order is None else order[of_modality]
+                labels, cells = (
+                    frames.read_row_names(self._file, each, are_shared=False)
+                    for each in (name, f"{within}obs")
+                )
+            if not np.array_equal(labels, cells):
+                msg = f"{self._file.location}: the data frame `{name}` has other row names than obs"
+                raise FormatError(f"{msg}; write it with `adata.obs_names` as its index")
+            order = rows_of_cells(self._file, within.split("/")[1]) if within else None
             self._frames[name] = frames.Table(self._file, name), order
         frame, order = self._frames[name]
         if order is None:
@@ -479,8 +484,6 @@ def _open_element(
     encoding = _sparse_encoding(stored)
     if encoding == "csr":
         return StoredCsr(*where)
-    if encoding == "dataframe" and folder == "obsm":
-        return StoredFrame(file, element, f"{within}obs")
     if encoding == "csc" and by_gene:
         return StoredCsc(*where)
     if encoding == "csc":
@@ -493,7 +496,7 @@ def _open_element(
     else:
         msg = (
             f"{path}: `{element}` is neither dense nor CSR (encoding {encoding!r}); write it as an "
-            "array or a CSR matrix, with anndata"
+            "array or a CSR matrix, with anndata, as in `adata.obsm[name] = frame.to_numpy()`"
         )
     raise FormatError(msg)
 

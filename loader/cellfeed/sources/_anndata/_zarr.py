@@ -40,8 +40,7 @@ from cellfeed.decode._zarr import (
     zarr_has_checksums,
     zarr_layout,
 )
-from cellfeed.sources._anndata._damage import damage_named, other_format_of
-from cellfeed.sources._anndata._file import AnnDataFile
+from cellfeed.sources._anndata._file import AnnDataFile, damage_named, other_format_of
 from cellfeed.sources._source import WatchedFiles
 
 _NODE_METADATA = ("zarr.json", ".zgroup", ".zarray")
