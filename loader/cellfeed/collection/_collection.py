@@ -281,8 +281,7 @@ class Collection:
         ParameterError
             The cells do not fit in the memory that this process may take, or on the device, which
             is estimated from 512 of them before the others are read; the system is not Linux; or
-            torch does not have the device here, or the dtype of an element, or a cell has a gene
-            twice, and ``device`` is given.
+            torch does not have the device here, or the dtype of an element.
         ColumnError
             An obs column has numbers above the largest int64, and ``device`` is given.
         FormatError

@@ -85,6 +85,8 @@ class _DeviceArray:
         The same in memory, from which sizes are known without waiting for the device.
     columns
         Column indices, if rows are sparse.
+    are_distinct
+        Whether no sparse row has a column twice.
     """
 
     layout: Layout
@@ -93,6 +95,7 @@ class _DeviceArray:
     pointers: torch.Tensor | None = None
     ends: NDArray[np.int64] | None = None
     columns: torch.Tensor | None = None
+    are_distinct: bool = True
 
 
 class DeviceRows:
@@ -117,7 +120,7 @@ class DeviceRows:
     Raises
     ------
     ParameterError
-        torch does not have the dtype of an element, or a sparse row has a column twice.
+        torch does not have the dtype of an element.
     ColumnError
         An obs column has numbers above the largest int64.
     """
@@ -137,9 +140,7 @@ class DeviceRows:
                 parts = {"pointers": _copied(pointers, device), "ends": pointers.copy()}
             if pointers is not None and columns is not None:
                 parts["columns"] = _copied(columns, device)
-                if not _are_distinct(parts["columns"], pointers):
-                    msg = f"`{name}` has a gene twice in a cell, which is not summed on {device}"
-                    raise ParameterError(f"{msg}; load the cells without `device`")
+                parts["are_distinct"] = _are_distinct(parts["columns"], pointers)
             self._arrays[name] = {}
             for field in values.dtype.names or [None]:
                 own = _copied(values if field is None else values[field], device)
@@ -235,6 +236,12 @@ class DeviceRows:
         if stored.columns is None:
             return RaggedTensor(offsets, values)
         columns, n_columns = _taken(stored.columns, positions).to(torch.int64), stored.row_shape[0]
+        if not stored.are_distinct:
+            flat, same = torch.unique_consecutive(row_of * n_columns + columns, return_inverse=True)
+            values = _summed(values, same, len(flat))
+            row_of, columns = flat // n_columns, flat % n_columns
+            lengths = row_of.bincount(minlength=n)
+            offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
         if not dense:
             is_small = max(n_values, n_columns) <= _MOST_INT32
             index_dtype = torch.int32 if is_small else torch.int64
@@ -296,3 +303,11 @@ def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     elif values.is_floating_point() and dtype in _small_integers():
         values = values.to(torch.int64)  # so that what is out of range wraps around
     return values.to(dtype)
+
+
+def _summed(values: torch.Tensor, groups: torch.Tensor, n_groups: int) -> torch.Tensor:
+    """Sum the values of each group, in their dtype; float16 as SciPy, which has none."""
+    wide = values.to(torch.float32) if values.dtype == torch.float16 else values
+    bits = same_bits(wide.dtype)
+    sums = torch.zeros(n_groups, dtype=bits, device=values.device)
+    return sums.index_add_(0, groups, wide.view(bits)).view(wide.dtype).to(values.dtype)

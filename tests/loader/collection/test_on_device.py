@@ -152,13 +152,14 @@ def filled(shape, values, columns, pointers):
     return made
 
 
-def test_a_gene_that_a_cell_has_twice_is_refused():
-    data, indices, pointers = np.ones(6, "f4"), np.array([1, 1, 1, 2, 0, 2]), np.array([0, 2, 4, 6])
-    twice = open_collection(ad.AnnData(sp.csr_matrix((data, indices, pointers), shape=(3, 3))))
-    with pytest.raises(
-        ParameterError, match=r"^`X` has a gene twice in a cell, .* without `device`"
-    ):
-        twice.load(device="cpu")
+def test_columns_that_a_row_has_twice_are_summed():
+    indices, pointers = np.array([1, 1, 1, 2, 0, 2]), np.array([0, 2, 4, 4, 6])
+    for data in (np.array([1, 2, 3, 4, 5, 6], "f2"), np.array([1, 250, 3, 4, 5, 6], "u1")):
+        twice = sp.csr_matrix((data.astype("f4"), indices, pointers), shape=(4, 3))
+        given = open_collection(ad.AnnData(twice))
+        for dense in (False, True):
+            datasets = both(given, given.load(device="cpu"), dtype=data.dtype, dense=dense)
+            assert bits(datasets[0]) == bits(datasets[1])
 
 
 @pytest.mark.parametrize("rows", [None, [1, 3]])
