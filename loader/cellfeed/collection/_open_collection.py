@@ -159,7 +159,7 @@ def _listed(given: Any, elements: Sequence[str], seen: dict[int, Any]) -> list[G
     if isinstance(given, str | os.PathLike):
         return [given]
     is_open = isinstance(given, Source)
-    found: list[Given] | None = [given] if is_open else locations_or_sources(given, elements)
+    found: list[Any] | None = [given] if is_open else locations_or_sources(given, elements)
     if found is not None:
         if id(given) in seen:
             msg = f"the same `{type(given).__name__}` is given twice, so its cells would"
@@ -343,8 +343,8 @@ def open_collection(
           it), BioNeMo SCDL, a memory-mapped CSR matrix or a token stream;
         - an archive of cellstream;
         - an open `cellfeed.sources.Source`, such as `SomaSource` or `TokenStream`;
-        - an object: AnnData in memory or backed, AnnCollection, a ``datasets.Dataset``, BioNeMo's
-          ``SingleCellMemMapDataset``, or an artifact, collection or MappedCollection of lamindb;
+        - an object: AnnData, in memory or backed, AnnCollection, ``datasets.Dataset``, BioNeMo's
+          ``SingleCellMemMapDataset``;
         - anything that other packages open, by suffix or URL; see `cellfeed.sources.Storage`.
     obs
         Names of the obs columns to include in minibatches; others are not read. In MuData, the

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, partial
 from hashlib import blake2b
-from itertools import pairwise
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,8 +18,8 @@ from numpy.typing import NDArray
 
 from cellfeed._lazy import pd
 from cellfeed._runs import Runs
-from cellfeed.bytes import LastingIdentity
-from cellfeed.bytes._tables import CachedTables, Tables
+from cellfeed.bytes import LastingIdentity, replaced
+from cellfeed.bytes._tables import CachedTables, Tables, pack, unpack
 from cellfeed.rows import CategoricalColumn, NumericColumn, ObsColumn
 from cellfeed.sources._anndata._file import (
     AnnDataFile,
@@ -39,7 +38,6 @@ from cellfeed.sources._source import as_names
 # Gene names: tens of thousands in each file, but usually shared by all files of an atlas.
 
 _FEWEST = 10_000  # names of zarr that are cached between openings; fewer are read in 4 ms
-_END = b"\0"
 _SAME = WeakValueDictionary[str, "NDArray[np.object_]"]()  # names of the files that are open
 
 
@@ -49,110 +47,84 @@ def read_names(file: AnnDataFile, path: str, *, is_table: bool = False) -> NDArr
     Numbers become text, as in anndata, and missing names None.
     Names that files share are in memory once, and in the cache folder once.
     """
-    content = list[bytes]()  # if they have been read
-
-    def where() -> str | None:
-        return _index_path(file, path) if is_table else path
-
-    found = file.recorded(f"names of {path}", lambda: _identified(file, where(), content))
-    digest = b"" if found is None else found["digest"].tobytes()
-    known = _SAME.get(digest.hex())
-    if known is not None:
-        return known
-    if found is not None:
-        of_content = LastingIdentity(digest.hex(), is_settled=True)
-        shared = CachedTables("gene names", digest.hex(), lambda: of_content)
-
-        def names() -> Tables | None:
-            if content or _identified(file, where(), content):
-                joined = np.frombuffer(content[-1], np.uint8)
-                return {"names": joined} if _digest(content[-1]) == digest else None
-            return None  # the file was replaced meanwhile
-
-        found = shared.get("names", 0, names, fewest=0)
-    if found is None:
-        return read_row_names(file, path, are_shared=False) if is_table else _names(file, path)
-    own = np.array(found["names"].tobytes().decode().split("\0"), dtype=object)
-    own.flags.writeable = False
-    return _SAME.setdefault(digest.hex(), own)
-
-
-def _identified(file: AnnDataFile, path: str | None, content: list[bytes]) -> Tables | None:
-    """Return the digest of names; None if they are no text, or few that are cheaper to read.
-
-    What was read is appended to ``content``.
-    """
-    if path is None:
-        return None
-    text_path = _text(file, path)
-    stored = file.stored(text_path)
-    if is_group(stored) or stored.ndim != 1:
-        return None
-    n = stored.shape[0]
+    read = cache(partial(_joined, file, path, is_table=is_table))  # at most once
 
     def digest() -> Tables | None:
-        joined = _joined(file, path, text_path)
-        if joined is None or joined.count(_END) != n - 1:
-            return None  # what ends a name is part of one
-        content.append(joined)
-        return {"digest": np.frombuffer(_digest(joined), np.uint8)}
+        joined = read()
+        return None if joined is None else {"digest": np.frombuffer(_digest(joined), np.uint8)}
 
-    if isinstance(stored, h5py.Dataset):  # of a file with a record
-        return digest()
-    if n < _FEWEST:
-        return None
-    return file.table_cache(path).get("digest of names", n, digest, fewest=_FEWEST)
+    def identified() -> Tables | None:
+        table = file.stored(path)
+        if isinstance(table, h5py.HLObject):  # of a file with a record
+            return digest()
+        tables = file.table_cache(f"{path}/{index_of(table)}" if is_table else path)
+        n_names = table_length(file, path)
+        return tables.get("digest of names", n_names, digest, fewest=_FEWEST)
 
+    found = file.recorded(f"names of {path}", identified)
+    if found is None:
+        return row_names(file, path) if is_table else _names(file, path)
+    known = found["digest"].tobytes()
+    if (shared := _SAME.get(known.hex())) is not None:
+        return shared
 
-def _index_path(file: AnnDataFile, name: str) -> str | None:
-    """Return the path of the index of a table; None in an old format."""
-    table = file.stored(name)
-    return f"{name}/{index_of(table)}" if is_group(table) else None
+    def names() -> Tables:
+        joined = read()
+        if joined is None or _digest(joined) != known:
+            raise replaced(file.location)
+        return {"names": np.frombuffer(joined, np.uint8)}
 
-
-def _text(file: AnnDataFile, path: str) -> str:
-    """Return the path of the array of an element's text.
-
-    With pandas 3, anndata writes names as nullable strings: an array of text and a mask.
-    """
-    encoding = text(file.stored(path), "encoding-type")
-    return f"{path}/values" if encoding == "nullable-string-array" else path
-
-
-def _names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
-    """Return names, as text as in anndata."""
-    check_sizes(file, path)
-    file.prefetch([path])
-    return as_names(pd.Index(_values(file, path), dtype=object))
-
-
-def _is_text(stored: h5py.Dataset) -> bool:
-    """Return whether an array is of text of any length, in UTF-8, or of one length."""
-    text = h5py.check_string_dtype(stored.dtype)
-    return text is not None and (text.length is not None or text.encoding == "utf-8")
+    of_content = LastingIdentity(known.hex(), is_settled=True)
+    cached = CachedTables("gene names", known.hex(), lambda: of_content)
+    text = cached.get("names", 0, names, fewest=0)["names"].tobytes().decode()
+    own = np.array(text.split("\0"), dtype=object)
+    own.flags.writeable = False
+    return _SAME.setdefault(known.hex(), own)
 
 
 def _digest(joined: bytes) -> bytes:
     return blake2b(joined, digest_size=16).digest()
 
 
-def _joined(file: AnnDataFile, path: str, text_path: str) -> bytes | None:
-    """Return concatenated names in UTF-8; None if one is missing or not text.
-
-    Names in HDF5 are used in their stored form, which is faster.
-    """
+def _joined(file: AnnDataFile, path: str, *, is_table: bool) -> bytes | None:
+    """Return names in UTF-8, joined by zero bytes; None if one is missing or has such a byte."""
+    if is_table:
+        table = file.stored(path)
+        if not is_group(table):
+            return None
+        path = f"{path}/{index_of(table)}"
     check_sizes(file, path)
     file.prefetch([path])
-    if text_path != path and file.stored(f"{path}/mask")[:].any():
-        return None
-    stored = file.stored(text_path)
-    if not isinstance(stored, h5py.Dataset) or not _is_text(stored):
-        names = list(_pick(stored))
-        are_text = all(isinstance(name, str) for name in names)
-        return _END.join(name.encode() for name in names) if are_text else None
-    joined: bytes = _END.join(stored[()].tolist())
+    stored = file.stored(path)
+    kind = h5py.check_string_dtype(stored.dtype) if isinstance(stored, h5py.Dataset) else None
+    if kind is not None and (kind.length is not None or kind.encoding == "utf-8"):
+        encoded = np.ravel(stored[()]).tolist()  # without making text of each
+    else:
+        names = _names(file, path).tolist()
+        if None in names:
+            return None
+        encoded = [name.encode() for name in names]
+    joined: bytes = b"\0".join(encoded)
     joined.decode()  # which raises where it is no text
-    return joined
+    return joined if joined.count(b"\0") == len(encoded) - 1 else None
+
+
+def row_names(file: AnnDataFile, table: str) -> NDArray[np.object_]:
+    """Return the names of the rows of a table such as ``obs``, None for missing names."""
+    stored = file.stored(table)
+    if not is_group(stored):
+        return as_names(file.read_oldest_frame(table).index)
+    return _names(file, f"{table}/{index_of(stored)}")
+
+
+def _names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
+    """Return names, as text as in anndata."""
+    check_sizes(file, path)
+    file.prefetch([path])
+    values = _values(file, path)
+    if isinstance(values, np.ndarray) and all(isinstance(each, str) for each in values):
+        return values
+    return as_names(pd.Index(values, dtype=object))
 
 
 _LARGEST_NUMBER = 8  # bytes; torch has none above
@@ -199,19 +171,15 @@ def plain_obs(file: AnnDataFile, columns: Sequence[str]) -> dict[str, ObsColumn]
 
 
 def _column_tables(column: ObsColumn | None) -> Tables | None:
-    if not isinstance(column, CategoricalColumn):
-        return None if column is None else {"values": column.values}
-    n_bytes = np.array([len(name.encode()) for name in column.categories], np.int64)
-    joined = "".join(column.categories).encode()
-    return {"codes": column.codes, "text": np.frombuffer(joined, np.uint8), "n_bytes": n_bytes}
+    if isinstance(column, CategoricalColumn):
+        return {"codes": column.codes, **pack(column.categories.tolist())}
+    return None if column is None else {"values": column.values}
 
 
 def _column_of(tables: Tables) -> ObsColumn:
     if "values" in tables:
         return NumericColumn(tables["values"])
-    joined, ends = tables["text"].tobytes(), np.cumsum(tables["n_bytes"]).tolist()
-    names = [joined[start:end].decode() for start, end in pairwise([0, *ends])]
-    return CategoricalColumn(tables["codes"], np.array(names, object))
+    return CategoricalColumn(tables["codes"], np.array(unpack(tables), object))
 
 
 def _plain_column(file: AnnDataFile, name: str) -> ObsColumn | None:
@@ -242,22 +210,6 @@ def read_var(file: AnnDataFile, name: str) -> pd.DataFrame:
     """Return a table of genes, indexed by their names."""
     check_sizes(file, name)
     return Table(file, name).read(obs_names(file, name), are_named=True)
-
-
-def read_row_names(file: AnnDataFile, name: str, *, are_shared: bool) -> NDArray[np.object_]:
-    """Return the names of the rows of a table such as ``var``, None for missing names.
-
-    Parameters
-    ----------
-    file, name
-        The file, and the table.
-    are_shared
-        Whether other files have the same names, which are cached; see `read_names`.
-    """
-    if are_shared:
-        return read_names(file, name, is_table=True)
-    index = _index_path(file, name)
-    return as_names(file.read_oldest_frame(name).index) if index is None else _names(file, index)
 
 
 def read_rows(stored: Any, rows: NDArray[np.int64]) -> NDArray[Any]:

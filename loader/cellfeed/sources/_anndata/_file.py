@@ -222,10 +222,6 @@ class AnnDataFile(OpenedPerProcess):
         """
 
     @abstractmethod
-    def n_absent(self, name: str) -> int:
-        """Return how many chunks of an array, or their files, there are not; 0 if unknown."""
-
-    @abstractmethod
     def codec(self, name: str) -> str:
         """Return the compression of an array, such as "gzip 4", "zstd, sharded" or "none"."""
 
@@ -239,10 +235,10 @@ class AnnDataFile(OpenedPerProcess):
 
     @abstractmethod
     def n_lost(self, name: str) -> int:
-        """Return how many chunks of an array, or their files, are missing.
+        """Return how many chunks of an array, or their files, are missing; 0 if unknown.
 
-        Libraries read their elements as zeros, which may be correct, since chunks of zeros need not
-        be written.
+        Libraries read their elements as zeros or empty text, which may be correct, since chunks of
+        zeros need not be written.
         """
 
     @abstractmethod
@@ -542,7 +538,7 @@ def _check_categories(file: AnnDataFile, name: str, n_rows: int | None) -> None:
         check_sizes(file, name)
         return
     _check_array(file, name, stored, None, n_rows or 0)
-    n_lost = file.n_absent(name)
+    n_lost = file.n_lost(name)
     if n_lost > 1:  # they would all be the same category
         raise _refused(file, f"`{name}` lacks {n_lost:,} of its chunks")
 

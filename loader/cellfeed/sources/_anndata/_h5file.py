@@ -204,14 +204,6 @@ class H5File(AnnDataFile):
         stored = self.stored(name)
         return min(int(stored.id.get_storage_size()), int(stored.file.id.get_filesize()))
 
-    def n_absent(self, name: str) -> int:
-        """Return how many chunks of an array were never written."""
-        stored = self.stored(name)
-        if stored.chunks is None or not stored.size:
-            return 0
-        n_chunks = math.prod(chunk_grid(stored.shape, stored.chunks))
-        return n_chunks - int(stored.id.get_num_chunks())
-
     def codec(self, name: str) -> str:
         """Return the compression of an array, such as "gzip 4" or "none"."""
         return hdf5_codec(self.stored(name))
@@ -225,8 +217,13 @@ class H5File(AnnDataFile):
         return hdf5_slow_read(self.stored(name))
 
     def n_lost(self, name: str) -> int:
-        """Return how many chunks of an array were never written; 0 if they are not zeros."""
-        return 0 if self.stored(name).fillvalue != 0 else self.n_absent(name)
+        """Return how many chunks of an array were never written; 0 if they are other numbers."""
+        stored = self.stored(name)
+        is_filled = stored.dtype.kind in "biuf" and stored.fillvalue != 0
+        if stored.chunks is None or not stored.size or is_filled:
+            return 0
+        n_chunks = math.prod(chunk_grid(stored.shape, stored.chunks))
+        return n_chunks - int(stored.id.get_num_chunks())
 
     def chunked_array(self, name: str, *, lost_is_zero: bool) -> decode.ChunkedArray | None:
         """Return a chunked array; None if `slow_read` gives a reason."""

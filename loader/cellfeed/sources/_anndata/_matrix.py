@@ -132,7 +132,7 @@ class StoredMatrix(StoredElement):
         if self.var is None:
             return super().var_names()
         with self._damage_named(self.var):
-            return frames.read_row_names(self._file, self.var, are_shared=True)
+            return frames.read_names(self._file, self.var, is_table=True)
 
     def _is_zero_where_lost(self, name: str) -> bool:  # noqa: ARG002 - of a dense matrix, all are
         """Return whether missing chunks of an array are zero; otherwise they were lost."""

@@ -47,7 +47,6 @@ from cellfeed.sources._anndata._zarr import (
     RemoteZarrStore,
     anndata_groups,
     is_zarr,
-    metadata_of,
 )
 from cellfeed.sources._registry import Storage, other_hdf5
 from cellfeed.sources._source import StoredElement
@@ -136,8 +135,7 @@ class AnnDataSource(FileSource):
             within = name[: name.rindex("obsm/")]
             with damage_named(self._file.location, name):
                 labels, cells = (
-                    frames.read_row_names(self._file, each, are_shared=False)
-                    for each in (name, f"{within}obs")
+                    frames.row_names(self._file, each) for each in (name, f"{within}obs")
                 )
             if not np.array_equal(labels, cells):
                 msg = f"{self._file.location}: the data frame `{name}` has other row names than obs"
@@ -182,16 +180,6 @@ class MuDataSource(AnnDataSource):
     file, elements
         See `AnnDataSource`; rows are the cells of the file, in order.
     """
-
-    def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
-        super().__init__(file, elements)
-        with damage_named(self._file.location, "obs"):
-            self._n_rows = table_length(file, "obs")
-
-    @property
-    def n_rows(self) -> int:
-        """Number of cells in all modalities together."""
-        return self._n_rows
 
     def obs_names(self) -> tuple[str, ...]:
         """Return the names of the obs columns."""
@@ -351,8 +339,7 @@ def _files(location: Location) -> Sequence[AnnDataFile]:
         if has_suffix(location.name, *_HDF5):
             return [RemoteH5File(location)]
         return [RemoteZarrStore(group) for group in anndata_groups(location)]
-    metadata = metadata_of(location.path)
-    if metadata is not None:
+    if is_zarr(location.path):
         return [LocalZarrStore(group) for group in anndata_groups(location)]
     return [LocalH5File(location.path, location.options)]
 
