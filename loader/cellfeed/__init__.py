@@ -26,9 +26,7 @@ from cellfeed._version import __version__ as __version__
 if typing.TYPE_CHECKING:
     from cellfeed.collection import Collection as Collection
     from cellfeed.collection import open_collection as open_collection
-    from cellfeed.collection._splits import Folds as Folds
     from cellfeed.collection._splits import Split as Split
-    from cellfeed.collection._splits import k_folds as k_folds
     from cellfeed.collection._splits import random_split as random_split
     from cellfeed.dataset import CellDataset as CellDataset
     from cellfeed.dataset import InterleavedDatasets as InterleavedDatasets
@@ -80,7 +78,6 @@ _MODULE_OF = {
     "Collection": "cellfeed.collection",
     "EpochPlan": "cellfeed.sampling",
     "Fetch": "cellfeed.sampling",
-    "Folds": "cellfeed.collection._splits",
     "GroupedSampling": "cellfeed.sampling",
     "HuggingFaceSource": "cellfeed.storages.huggingface",
     "InterleavedDatasets": "cellfeed.dataset",
@@ -106,7 +103,6 @@ _MODULE_OF = {
     "TokenStreamWriter": "cellfeed.storages.tokens",
     "Verified": "cellfeed.verification",
     "highly_variable_genes": "cellfeed.genes",
-    "k_folds": "cellfeed.collection._splits",
     "load_database": "cellfeed.storages.postgres._load_database",
     "open_collection": "cellfeed.collection",
     "perturbation_datasets": "cellfeed.perturbation",

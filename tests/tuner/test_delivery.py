@@ -302,7 +302,6 @@ def stored(kind, folder):
     adata.layers["halves"] = rng.random((120, 30)).astype(np.float16)
     adata.layers["integers"] = sp.csr_matrix(rng.poisson(1.0, (120, 30)).astype(np.uint8))
     adata.obsm["images"] = rng.integers(0, 99, (120, 4, 4, 3)).astype(np.uint8)
-    adata.obsm["frame"] = pd.DataFrame({"a": rng.random(120), "b": OBS["count"]}, index=OBS.index)
     if kind.startswith("zarr"):
         with ad.settings.override(zarr_write_format=int(kind[-1])):
             adata.write_zarr(folder / "cells.zarr")
@@ -324,7 +323,6 @@ def stored(kind, folder):
         "layers/halves",
         "layers/integers",
         "obsm/images",
-        "obsm/frame",
         "modality",
         pytest.param("zarr of version 2", marks=pytest.mark.slow),
         pytest.param("zarr of version 3", marks=pytest.mark.slow),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import reprlib
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -24,7 +23,7 @@ from cellfeed.bytes._remote import outside_lock
 from cellfeed.collection._join_elements import Genes, join_elements, join_tables
 from cellfeed.collection._join_obs import JoinObs, OpenedObs, names_of_obs, read_obs
 from cellfeed.collection._loaded import Loaded, load_once, load_rows
-from cellfeed.collection._query import Query, rows_where
+from cellfeed.collection._query import Query
 from cellfeed.decode import ChunkedArray, SlowRead
 from cellfeed.fetch import Part, Reader, load_tables
 from cellfeed.rows import (
@@ -194,25 +193,11 @@ class Collection:
             f"{each.name} ({each.layout} {each.dtype})" for each in self._elements.values()
         )
         files = "1 file" if len(self._sources) == 1 else f"{len(self._sources)} files"
-        slow = defaultdict[str, list[Source]](list)
-        for each in self._described():
-            if each.slow is not None:
-                slow[each.name].append(each.source)
         parts = [self._shown_shape, files, elements, f"obs={list(self._obs)}"]
-        if slow:
-            names = [self._name_in_files(name, sources) for name, sources in slow.items()]
-            parts.append(f"read slowly: {', '.join(names)}")
         if self.loaded_bytes:
             where = "" if self.device is None else f" on {self.device}"
             parts.append(f"loaded: {self.loaded_bytes / 1e6:,.0f} MB{where}")
         return f"Collection({', '.join(parts)})"
-
-    def _name_in_files(self, name: str, sources: Sequence[Source]) -> str:
-        """Return the name of an element of some sources, such as "X of 3 files"."""
-        if len(sources) == len(self._sources):
-            return name
-        where = sources[0].location.name if len(sources) == 1 else f"{len(sources)} files"
-        return f"{name} of {where}"
 
     @property
     def _shown_shape(self) -> str:
@@ -279,10 +264,9 @@ class Collection:
         memory; the system frees it with the last process that uses it, however that ends.
 
         With ``device``, cells and obs columns are copied from this memory, which is then freed, and
-        minibatches are gathered, made dense and transformed on the device: they are those that
-        ``minibatch.to(device)`` returns. Values that a ``transform`` changed may differ from those
-        in their last place. Each process has cells of its own there, and delivers them itself,
-        without worker processes.
+        minibatches are gathered and made dense on the device: they are those that
+        ``minibatch.to(device)`` returns. Each process has cells of its own there, and delivers them
+        itself, without worker processes and without ``transform``.
 
         Parameters
         ----------
@@ -477,9 +461,9 @@ class Collection:
         query
             Comparisons of obs columns with each other, with numbers and with text, such as
             ``"cell_type == 'B' and n_counts > 500"``. They may use ``and``, ``or``, ``not``,
-            ``in [...]``, ``not in [...]`` and arithmetic, but no functions, attributes or
-            variables. Names that are not Python identifiers must be quoted in backticks. Columns
-            that the collection was not opened with are read first.
+            ``in [...]`` and ``not in [...]``, but no calculations, functions or variables: for
+            these, compare `read_obs` with NumPy. Names that are not Python identifiers must be
+            quoted in backticks. Columns that the collection was not opened with are read first.
 
         Raises
         ------
@@ -499,7 +483,7 @@ class Collection:
         array([1, 2])
         """
         asked = Query(query)
-        return rows_where(asked, self.read_obs([*asked.columns]), len(self))
+        return asked.rows(self.read_obs([*asked.columns]), len(self))
 
     @property
     def dtype(self) -> np.dtype[Any]:

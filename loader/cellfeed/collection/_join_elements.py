@@ -386,8 +386,6 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
         elif first.var is None:
             _check_same_shape(name, sources, 1)
             columns = first.shape[1], ColumnNames(first.var_names), None
-        elif first.var == first.stored_as:
-            columns = _join_frames(name, sources)
         else:
             if first.var not in tables:
                 # Of MuData, `genes` are of one modality; others have names of another kind.
@@ -455,25 +453,6 @@ def _modality(table: str) -> str:
     return table.split("/")[1] if table.startswith("mod/") else ""
 
 
-def _join_frames(name: str, sources: Sequence[Source]) -> _Columns:
-    """Join data frames, which must have the same columns, in any order."""
-    parts = _parts(name, sources)
-    first, known = sources[0].location, set(parts[0][1])
-    for path, names in parts[1:]:
-        for has, lacks, own, others in (
-            (first, path, known, set(names)),
-            (path, first, set(names), known),
-        ):
-            lacking = sorted(own - others)
-            if lacking:
-                msg = (
-                    f"{lacks}: the data frame `{name}` lacks {listed(lacking)}, which {has} has; "
-                    "write the same columns to all files"
-                )
-                raise MismatchError(msg)
-    return _joined(name, sources, Genes())
-
-
 def _joined(name: str, sources: Sequence[Source], genes: Genes) -> _Columns:
     # Names that are those of the first file can be read again.
     names_of_first = ColumnNames(partial(_names_again, name, sources[0]))
@@ -528,10 +507,9 @@ def _check_same_kind(name: str, sources: Sequence[Source]) -> None:
             )
             raise MismatchError(msg)
         if (stored.var is None) != (first.var is None):
-            frame, array = (source, sources[0]) if first.var is None else (sources[0], source)
             msg = (
-                f"{array.location}: `{name}` is an array, but a data frame in {frame.location}; "
-                "write the same kind to all files"
+                f"{source.location}: `{name}` has named columns here or in {sources[0].location}, "
+                "but not in both; write the same kind to all files"
             )
             raise MismatchError(msg)
 

@@ -155,7 +155,7 @@ def _listed(given: Any, elements: Sequence[str], seen: dict[int, Any]) -> list[G
     if isinstance(given, str | os.PathLike):
         return [given]
     is_open = isinstance(given, Source)
-    found: list[Given] | None = [given] if is_open else locations_or_sources(given, elements)
+    found: list[Any] | None = [given] if is_open else locations_or_sources(given, elements)
     if found is not None:
         if id(given) in seen:
             msg = f"the same `{type(given).__name__}` is given twice, so its cells would"
@@ -333,8 +333,8 @@ def open_collection(
           it), BioNeMo SCDL, a memory-mapped CSR matrix or a token stream;
         - an archive of cellstream;
         - an open `cellfeed.sources.Source`, such as `SomaSource` or `TokenStream`;
-        - an object: AnnData in memory or backed, AnnCollection, a ``datasets.Dataset``, BioNeMo's
-          ``SingleCellMemMapDataset``, or an artifact, collection or MappedCollection of lamindb;
+        - an object: AnnData, in memory or backed, AnnCollection, ``datasets.Dataset``, BioNeMo's
+          ``SingleCellMemMapDataset``;
         - anything that other packages open, by suffix or URL; see `cellfeed.sources.Storage`.
     obs
         Names of the obs columns to include in minibatches; others are not read. In MuData, the
@@ -348,9 +348,8 @@ def open_collection(
         such as ``"mod/rna/X"``, and the shared ``"obsm/NAME"``. The first element is
         ``minibatch.X``; each is ``minibatch[name]``. An ``obsm`` entry may be an array with any
         number of dimensions (images of shape n_cells x 32 x 32 x 3 keep that shape; an array with
-        one dimension becomes one column), a sparse matrix, or a data frame of numbers and booleans,
-        whose columns are aligned by name and must be the same in all files. The rows of MuData are
-        its cells, in its order; a modality must have all of them.
+        one dimension becomes one column) or a sparse matrix. The rows of MuData are its cells, in
+        its order; a modality must have all of them.
     join_vars
         Which genes to read: "same", the genes of the first file, which every file must have, in any
         order; "inner", the genes that every file has; or "outer", the genes that any file has, with
@@ -388,7 +387,7 @@ def open_collection(
     MismatchError
         The files do not have the same genes, a file lacks one of ``genes``, or genes are matched by
         name and a file has two genes of that name; the rows of an ``obsm`` array differ in shape
-        between files, or the columns of a data frame differ; or an obs column is numeric in one
+        between files; or an obs column is numeric in one
         file and categorical in another.
     ColumnError
         A file lacks an obs column, or, with ``join_obs="outer"``, all files do.

@@ -1,12 +1,16 @@
-"""Splits of a collection: training, validation and test sets, and folds."""
+"""Random splits of a collection, for example into training, validation and test sets."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate, cycle, pairwise
+from math import isclose, lcm
 from numbers import Integral
-from typing import Any, Literal, TypeVar, get_args, overload
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,7 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed._errors import (
     ColumnError,
     ParameterError,
-    require_integer,
     require_one_of,
     require_positive,
     require_seed,
@@ -22,8 +25,7 @@ from cellfeed._errors import (
 from cellfeed._lazy import pd
 from cellfeed.collection._collection import Collection
 from cellfeed.collection._indexables import count_rows
-from cellfeed.collection._rounding import as_weights, controlled_rounding, sizes_of_parts
-from cellfeed.sampling import derive_key, random_words
+from cellfeed.sampling import derive_key, random_below, random_words
 from cellfeed.sampling._base import has_masked, require_row_numbers
 from cellfeed.sampling._labels import column_of, factorized
 
@@ -144,6 +146,157 @@ def _compact(
     labels = (*(values[place] for place in occur.tolist()), *([None] if n_missing else []))
     counts = np.append(counts[occur], [n_missing] if n_missing else []).astype(np.int64)
     return numbers[codes], labels, counts  # -1 takes the last number
+
+
+# Unbiased rounding of fractions to whole numbers of rows. Fractions are represented by integers,
+# ``weights / sum(weights)``, so nothing is rounded in floating point.
+
+_LARGEST_DENOMINATOR = 10**9
+_TOLERANCE = 1e-6
+
+
+def as_weights(fractions: Sequence[float]) -> tuple[int, ...]:
+    """Return integers in the same proportions as the fractions.
+
+    0.7 becomes 7/10, and the float nearest to 1/3 becomes 1/3.
+
+    Raises
+    ------
+    ParameterError
+        There are none, one is not above 0, or they do not sum to 1.
+
+    Examples
+    --------
+    >>> as_weights([0.7, 0.2, 0.1])
+    (7, 2, 1)
+    """
+    try:
+        given = [float(each) for each in fractions]
+    except (TypeError, ValueError) as error:
+        msg = f"`fractions` must be numbers such as [0.8, 0.2], but got {fractions!r}"
+        raise ParameterError(msg) from error
+    if not given or not all(each > 0 for each in given):
+        msg = f"`fractions` must be numbers above 0, at least one, but got {given}"
+        raise ParameterError(msg)
+    if not isclose(sum(given), 1, abs_tol=_TOLERANCE):
+        msg = f"`fractions` must sum to 1, but {given} sum to {sum(given):g}"
+        raise ParameterError(msg)
+    exact = [Fraction(each).limit_denominator(_LARGEST_DENOMINATOR) for each in given]
+    if min(exact) == 0:
+        msg = f"each of `fractions` must be at least {1 / _LARGEST_DENOMINATOR:g}, but got {given}"
+        raise ParameterError(msg)
+    common = lcm(*(each.denominator for each in exact))
+    return tuple(int(each * common) for each in exact)
+
+
+def sizes_of_parts(n: int, weights: Sequence[int], key: int | None) -> NDArray[np.int64]:
+    """Divide ``n`` rows by fractions; each part gets one of the two integers next to its share.
+
+    The bounds between parts are rounded together: a bound is rounded up if its fractional part is
+    at least 1 - u, with the same u for all. With random u, the expected sizes are the exact shares
+    (systematic sampling, Madow 1949, of the parts that are rounded up).
+
+    Parameters
+    ----------
+    n
+        Number of rows.
+    weights
+        The fractions; see `as_weights`.
+    key
+        Random key for u; if None, u is 1/2, so bounds are rounded to the nearest integer.
+
+    Returns
+    -------
+    Sizes, which sum to ``n``, shape (n_parts,).
+    """
+    whole, unit = sum(weights), 1 << 64
+    u = unit // 2 if key is None else random_below(key, unit)
+    before = np.array([*accumulate(weights, initial=0)], object)  # exact integers
+    return np.diff((before * n * unit + u * whole) // (whole * unit)).astype(np.int64)
+
+
+def controlled_rounding(
+    counts: NDArray[np.int64], weights: Sequence[int], key: int | None
+) -> NDArray[np.int64]:
+    """Divide each of several strata by the same fractions.
+
+    Every size is one of the two integers next to the stratum's share, and every part's sum is one
+    of the two integers next to its share. With a key, the expected size is the share.
+
+    Strata with equally many rows are rounded together: `_rounded` returns how many of them are
+    rounded up in each part. Which of them is systematic (Madow 1949): part after part takes the
+    next ones in turn, so no part takes a stratum twice, and all are taken equally often.
+
+    Parameters
+    ----------
+    counts
+        Number of rows of each stratum, shape (n_strata,).
+    weights
+        The fractions; see `as_weights`.
+    key
+        Random key; if None, strata are taken in order, and `_rounded` changes as little as it can.
+
+    Returns
+    -------
+    Sizes, whose rows sum to ``counts``, shape (n_strata, n_parts).
+    """
+    whole = sum(weights)
+    distinct, which, n_alike = np.unique(counts, return_inverse=True, return_counts=True)
+    shares = distinct.astype(object)[:, None] * np.array(weights, object)  # integers of any size
+    n_up = _rounded(shares % whole * n_alike[:, None], whole, key)
+    words = np.arange(counts.size)
+    if key is not None:
+        words = random_words(derive_key(key, 0), words).astype(np.int64)
+    alike = np.split(np.lexsort([words, which]), np.cumsum(n_alike)[:-1])
+    sizes: NDArray[np.int64] = (shares // whole).astype(np.int64)[which]
+    for strata, n_of_parts in zip(alike, n_up, strict=True):
+        taken = np.repeat(np.arange(len(weights)), n_of_parts)
+        sizes[strata, taken.reshape(-1, strata.size)] += 1
+    return sizes
+
+
+def _rounded(table: NDArray[np.object_], whole: int, key: int | None) -> NDArray[np.int64]:
+    """Round multiples of 1 / ``whole``, and the sums of their columns; rows have integer sums.
+
+    This is the unbiased controlled rounding of Cox, "A constructive procedure for unbiased
+    controlled rounding" (JASA 82, 1987). Entries that are no integers are visited one by one. Once
+    some of them form a closed path, alternately along a row and a column, they are raised and
+    lowered in turn, in one direction or the other, until one of them is an integer, with
+    probabilities that preserve the expectation.
+    """
+    table = np.vstack([table, -table.sum(axis=0) % whole])  # columns have integer sums, too
+    floors, left = table // whole, table % whole
+    crossing = defaultdict[int, set[int]](set)  # of rows and of columns, which are ~column
+    for number, (row, column) in enumerate(np.argwhere(left).tolist()):
+        path = _path(crossing, row, ~column)
+        crossing[row].add(~column)
+        crossing[~column].add(row)
+        if not path:
+            continue
+        entries = [(max(each), ~min(each)) for each in pairwise([*path, row])]
+        room = [left[each] if k % 2 else whole - left[each] for k, each in enumerate(entries)]
+        most_up, most_down = min(room), whole - max(room)
+        goes_up = most_up <= most_down
+        if key is not None:
+            goes_up = random_below(derive_key(key, 1, number), most_up + most_down) < most_down
+        change = most_up if goes_up else -most_down
+        for sign, each in zip(cycle([1, -1]), entries):
+            left[each] += sign * change
+            if left[each] in (0, whole):
+                crossing[each[0]].remove(~each[1])
+                crossing[~each[1]].remove(each[0])
+    rounded: NDArray[np.int64] = (floors + left // whole)[:-1].astype(np.int64)
+    return rounded
+
+
+def _path(crossing: Mapping[int, set[int]], start: int, end: int) -> list[int]:
+    """Return the lines from one to another; [] if they are not connected."""
+    paths = [[start]]
+    for path in paths:
+        if path[-1] == end:
+            return path
+        paths += [[*path, each] for each in crossing[path[-1]].difference(path[-2:-1])]
+    return []
 
 
 # Assigning rows to parts: one by one, within strata, or as whole groups.
@@ -317,86 +470,25 @@ def _cuts(sizes: NDArray[np.int64], fractions: NDArray[np.float64]) -> NDArray[n
 Rows = NDArray[np.int64]
 
 
-@dataclass(eq=False, repr=False)
-class _Parts:
-    """Rows divided into parts.
-
-    Parameters
-    ----------
-    _split_rows
-        The rows that were split, ascending, as often as given, shape (n_rows,); all if None.
-    _parts
-        Part of each row, shape (n_rows,).
-    _requested
-        The requested fractions.
-    _sizes
-        Number of rows in each part, shape (n_parts,).
-    _table
-        Number of rows of each label of ``stratify`` in each part, if given.
-    _n_groups
-        Number of groups that were kept whole, if any.
-    """
-
-    _split_rows: Rows | None
-    _parts: NDArray[np.unsignedinteger]
-    _requested: NDArray[np.float64]
-    _sizes: NDArray[np.int64]
-    _table: pd.DataFrame | None
-    _n_groups: int | None
-
-    def _rows_where(self, is_in: NDArray[np.bool_]) -> Rows:
-        """Return the rows that a mask of the split rows selects, ascending."""
-        places = np.flatnonzero(is_in)
-        return places if self._split_rows is None else self._split_rows[places]
-
-    @property
-    def fractions(self) -> tuple[float, ...]:
-        """Share of the rows in each part, which is the validation set of a fold."""
-        return tuple((self._sizes / self._sizes.sum()).tolist())
-
-    def describe(self) -> pd.DataFrame:
-        """Return the sizes and shares that were reached.
-
-        Returns
-        -------
-        A data frame with a row for all rows, and one for each label of ``stratify``. The columns
-        are the number of rows, ``n_rows``, and the share of them in each part, or in the
-        validation set of each fold, numbered from 0.
-        """
-        table = every = pd.DataFrame(self._sizes[None], index=pd.Index(["all rows"], dtype=object))
-        if self._table is not None:
-            table = pd.concat([every, self._table])
-            labels = [*every.index, *self._table.index]  # pandas 3 would turn None into NaN
-            table.index = pd.Index(labels, dtype=object, tupleize_cols=False)
-        n_rows = table.sum(axis=1)
-        shares = table.div(n_rows, axis=0)
-        shares.insert(0, "n_rows", n_rows)
-        return shares
-
-    def _summary(self) -> str:
-        """Return the shares in words, for a repr."""
-        text, requested = _listed(self.fractions), _listed(self._requested)
-        if requested != text:
-            text += f" (asked {requested})"
-        if self._n_groups is not None:
-            text += f", {self._n_groups:,} groups kept whole"
-        if self._table is not None:
-            furthest = _furthest_stratum(self._table, self._requested)[1]
-            text += f", {self._table.index.name} within {furthest:.3f}"
-        return text
-
-
-class Split(_Parts, Sequence[Rows]):
+class Split(Sequence[Rows]):
     """The rows of each part of a collection, as `random_split` returns them.
 
     This is a sequence of arrays, int64, ascending: ``train, validation, test = split``.
+
+    Parameters
+    ----------
+    rows
+        The rows of each part.
+    requested
+        The requested fractions.
+    n_groups
+        Number of groups that were kept whole, if any.
     """
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._rows = tuple(
-            self._rows_where(self._parts == part) for part in range(self._sizes.size)
-        )
+    def __init__(
+        self, rows: Sequence[Rows], requested: NDArray[np.float64], n_groups: int | None
+    ) -> None:
+        self._rows, self._requested, self._n_groups = tuple(rows), requested, n_groups
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -410,71 +502,31 @@ class Split(_Parts, Sequence[Rows]):
     def __getitem__(self, part: int | slice, /) -> Rows | tuple[Rows, ...]:
         return self._rows[part]
 
-    def __repr__(self) -> str:
-        sizes = " + ".join(f"{each:,}" for each in self._sizes)
-        return f"Split({sizes} rows: {self._summary()})"
-
-
-class Folds(_Parts, Sequence[tuple[Rows, Rows]]):
-    """The folds of a cross-validation, as `k_folds` returns them.
-
-    This is a sequence of pairs of training rows and validation rows, int64, ascending, each
-    computed when accessed. It takes one byte for each row.
-    """
-
-    def __len__(self) -> int:
-        return int(self._sizes.size)
-
-    @overload
-    def __getitem__(self, fold: int, /) -> tuple[Rows, Rows]: ...
-
-    @overload
-    def __getitem__(self, fold: slice, /) -> list[tuple[Rows, Rows]]: ...
-
-    def __getitem__(self, fold: int | slice, /) -> tuple[Rows, Rows] | list[tuple[Rows, Rows]]:
-        if isinstance(fold, slice):
-            return [self[each] for each in range(len(self))[fold]]
-        number = range(len(self))[fold]
-        is_validation = self._parts == number
-        return self._rows_where(~is_validation), self._rows_where(is_validation)
+    @property
+    def fractions(self) -> tuple[float, ...]:
+        """Share of the rows in each part."""
+        sizes = np.array([each.size for each in self._rows])
+        return tuple((sizes / sizes.sum()).tolist())
 
     def __repr__(self) -> str:
-        n_rows = int(self._sizes.sum())
-        return f"Folds({len(self)} of {n_rows:,} rows: {self._summary()})"
-
-
-_Kind = TypeVar("_Kind", Split, Folds)
-
-
-def _table_of(strata: Labels, parts: NDArray[np.unsignedinteger], n_parts: int) -> pd.DataFrame:
-    """Return the number of rows of each stratum in each part."""
-    counts = np.zeros(len(strata) * n_parts, np.int64)
-    for some in _slices(parts.size):
-        places = strata.codes[some].astype(np.int64) * n_parts + parts[some]
-        counts += np.bincount(places, minlength=counts.size)
-    labels = pd.Index(strata.labels, dtype=object, name=strata.name, tupleize_cols=False)
-    return pd.DataFrame(counts.reshape(-1, n_parts), index=labels)
-
-
-def _furthest_stratum(table: pd.DataFrame, requested: NDArray[np.float64]) -> tuple[Any, float]:
-    """Return the stratum in which a share is furthest from its fraction, and the distance."""
-    counts = table.to_numpy()
-    off = np.abs(counts / counts.sum(axis=1, keepdims=True) - requested).max(axis=1)
-    furthest = int(off.argmax())
-    return table.index[furthest], float(off[furthest])
-
-
-def _listed(fractions: Sequence[float] | NDArray[np.float64]) -> str:
-    return ", ".join(f"{each:.3g}" for each in fractions)
+        sizes = " + ".join(f"{each.size:,}" for each in self._rows)
+        reached, requested = (
+            ", ".join(f"{each:.3g}" for each in shares)
+            for shares in (self.fractions, self._requested)
+        )
+        text = f"{sizes} rows: {reached}"
+        if requested != reached:
+            text += f" (asked {requested})"
+        if self._n_groups is not None:
+            text += f", {self._n_groups:,} groups kept whole"
+        return f"Split({text})"
 
 
 Method = Literal["deterministic", "multinomial", "stochastic_rounding"]
 
 # Purposes of the random streams of one seed.
 _SIZES, _ROWS, _GROUPS = range(3)
-# A split by groups that is further off is warned of: a part's share, relative to its fraction, and
-# the share of a stratum's rows that are in another part than they should be, on average.
-_MOST_OFF, _MOST_MISPLACED = 0.1, 0.1
+_MOST_OFF = 0.1  # from a fraction, relative to it, without a warning
 _LEAST_ROWS_PER_STRATUM = 2
 
 
@@ -513,20 +565,19 @@ def random_split(
         ("multinomial"), the best of 64 random orders of the groups is used: the one nearest to the
         fractions and, with ``stratify``, to the fractions within each label, on average.
     indices
-        The rows to split; all rows if None. A row that is given twice counts twice, as in
-        strategies, and both are in the same part. Fractions are then those of distinct rows.
+        The rows to split, each once; all rows if None.
 
     Returns
     -------
-    A sequence with the rows of each part, ``train, test = random_split(...)``, which also reports
-    the sizes that were reached.
+    A sequence with the rows of each part, ``train, test = random_split(...)``; its ``fractions``
+    are those that were reached.
 
     Raises
     ------
     ParameterError
         A fraction is not above 0, the fractions do not sum to 1, a part would be empty, the number
-        of labels is not the number of rows, there are fewer groups than parts, or "multinomial" is
-        combined with ``stratify``.
+        of labels is not the number of rows, a row is given twice, there are fewer groups than
+        parts, or "multinomial" is combined with ``stratify``.
     ColumnError
         obs has no such column, or almost all rows have different labels to stratify by.
 
@@ -545,53 +596,40 @@ def random_split(
     Split(80 + 20 rows: 0.8, 0.2, 5 groups kept whole)
     """
     weights = as_weights(fractions)
-    return _divided(Split, collection, weights, seed, method, stratify, group, indices)
-
-
-def k_folds(
-    collection: Any,
-    k: int,
-    *,
-    seed: int | None = None,
-    stratify: LabelsLike | None = None,
-    group: LabelsLike | None = None,
-    indices: ArrayLike | None = None,
-) -> Folds:
-    """Split the rows of a collection into ``k`` folds, each of which is used once for validation.
-
-    Parameters
-    ----------
-    collection, seed, stratify, group, indices
-        See `random_split`.
-    k
-        Number of folds, at least 2. Their sizes differ by at most one row, except with ``group``.
-
-    Returns
-    -------
-    A sequence of pairs of training rows and validation rows, each computed when accessed.
-
-    Raises
-    ------
-    ParameterError, ColumnError
-        See `random_split`; or ``k`` is below 2.
-
-    Warns
-    -----
-    UserWarning
-        See `random_split`.
-
-    Examples
-    --------
-    >>> for train, validation in k_folds(9, 3, seed=0):
-    ...     print(train.size, validation.size)
-    6 3
-    6 3
-    6 3
-    """
-    if require_integer("k", k) < 2:  # noqa: PLR2004 - one fold leaves nothing to train with
-        raise ParameterError(f"`k >= 2` must hold, but got k={k}")
-    weights = (1,) * int(k)
-    return _divided(Folds, collection, weights, seed, "deterministic", stratify, group, indices)
+    require_one_of("method", method, get_args(Method))
+    if method == "multinomial" and stratify is not None:
+        msg = "method='multinomial' draws rows independently, which balances nothing; leave out "
+        raise ParameterError(msg + "`stratify`, or choose another method")
+    seed = require_seed(seed)
+    n_rows = count_divided(collection)
+    rows: slice | Rows = slice(None) if indices is None else _distinct(indices, n_rows)
+    n = n_rows if isinstance(rows, slice) else rows.size
+    strata = groups = None
+    if stratify is not None:
+        strata = labels_of(collection, stratify, "stratify", rows, n_rows)
+        _require_few(strata)
+    if group is not None:
+        groups = labels_of(collection, group, "group", rows, n_rows)
+    parts = _parts(n, weights, seed, method, strata, groups)
+    requested = _fractions(weights)
+    places = [np.flatnonzero(parts == part) for part in range(len(weights))]
+    split = Split(
+        places if isinstance(rows, slice) else [rows[each] for each in places],
+        requested,
+        None if groups is None else len(groups),
+    )
+    for part, each in enumerate(split):
+        if not each.size:
+            msg = (
+                f"part {part} (fraction {requested[part]:.3g}) gets none of {n:,} rows; "
+                "give fewer parts, or larger fractions"
+            )
+            raise ParameterError(msg)
+    is_off = np.abs(split.fractions - requested) > _MOST_OFF * requested + 1 / n
+    if groups is not None and method != "multinomial" and is_off.any():
+        msg = f"whole groups of {groups.name} do not divide as requested: {split}"
+        warnings.warn(f"{msg}; try another seed or other fractions", UserWarning, stacklevel=2)
+    return split
 
 
 def count_divided(collection: Any) -> int:
@@ -611,52 +649,6 @@ def count_divided(collection: Any) -> int:
     if isinstance(collection, Integral):
         return require_positive("collection", collection)
     return count_rows(collection, is_indexed=False)
-
-
-def _divided(
-    kind: type[_Kind],
-    collection: Any,
-    weights: Sequence[int],
-    seed: int | None,
-    method: Method,
-    stratify: LabelsLike | None,
-    group: LabelsLike | None,
-    indices: ArrayLike | None,
-) -> _Kind:
-    require_one_of("method", method, get_args(Method))
-    if method == "multinomial" and stratify is not None:
-        msg = "method='multinomial' draws rows independently, which balances nothing; leave out "
-        raise ParameterError(msg + "`stratify`, or choose another method")
-    seed = require_seed(seed)
-    n_rows = count_divided(collection)
-    rows, copies = (None, None) if indices is None else _distinct(indices, n_rows)
-    n = n_rows if rows is None else rows.size
-    selected: slice | NDArray[np.int64] = slice(None) if rows is None else rows
-    strata = groups = None
-    if stratify is not None:
-        strata = labels_of(collection, stratify, "stratify", selected, n_rows)
-        _require_few(strata)
-    if group is not None:
-        groups = labels_of(collection, group, "group", selected, n_rows)
-    parts = _parts(n, weights, seed, method, strata, groups)
-    n_parts, requested = len(weights), _fractions(weights)
-    if rows is not None and copies is not None:
-        rows, parts = np.repeat(rows, copies), np.repeat(parts, copies)
-        if strata is not None:
-            strata = replace(strata, codes=np.repeat(strata.codes, copies))
-    sizes = np.bincount(parts, minlength=n_parts)
-    empty = np.flatnonzero(sizes == 0)
-    if empty.size:
-        msg = (
-            f"part {empty[0]} (fraction {requested[empty[0]]:.3g}) gets none of {n:,} "
-            "rows; give fewer parts, or larger fractions"
-        )
-        raise ParameterError(msg)
-    table = None if strata is None else _table_of(strata, parts, n_parts)
-    if groups is not None and method != "multinomial":
-        _warn_if_far_off(sizes / parts.size, requested, table, groups)
-    n_groups = None if groups is None else len(groups)
-    return kind(rows, parts, requested, sizes, table, n_groups)
 
 
 def _parts(
@@ -688,18 +680,16 @@ def _parts(
     return _parts_of_rows(sizes, codes, derive_key(seed, _ROWS))
 
 
-def _distinct(
-    indices: ArrayLike, n_rows: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return distinct rows, ascending, and how often each is given; None if each is once."""
+def _distinct(indices: ArrayLike, n_rows: int) -> NDArray[np.int64]:
+    """Return distinct rows, ascending."""
     rows = np.sort(require_row_numbers(indices)).astype(np.int64)
     if rows[0] < 0 or rows[-1] >= n_rows:
         msg = f"`0 <= indices < {n_rows}` must hold, but got indices from {rows[0]} to {rows[-1]}"
         raise ParameterError(msg)
-    if (rows[1:] > rows[:-1]).all():
-        return rows, None
-    distinct, copies = np.unique(rows, return_counts=True)
-    return distinct, copies.astype(np.int64)
+    twice = rows[1:][rows[1:] == rows[:-1]]
+    if twice.size:
+        raise ParameterError(f"`indices` has row {twice[0]} twice; give each row once")
+    return rows
 
 
 def _require_few(strata: Labels) -> None:
@@ -711,29 +701,3 @@ def _require_few(strata: Labels) -> None:
             "(pandas.cut)"
         )
         raise ColumnError(msg)
-
-
-def _warn_if_far_off(
-    reached: NDArray[np.float64],
-    requested: NDArray[np.float64],
-    table: pd.DataFrame | None,
-    groups: Labels,
-) -> None:
-    said = []
-    if np.any(np.abs(reached - requested) > _MOST_OFF * requested + 1 / groups.codes.size):
-        shares = [" + ".join(f"{each:.3g}" for each in found) for found in (reached, requested)]
-        said.append(f"have {shares[0]} of the rows, not {shares[1]}")
-    if table is not None:
-        misplaced = float(_misplaced_share(table.to_numpy(), requested).mean())
-        if misplaced > _MOST_MISPLACED:
-            said.append(
-                f"have {misplaced:.0%} of a label's rows, on average, that belong in another "
-                f"part, most of {_furthest_stratum(table, requested)[0]!r}"
-            )
-    if said:
-        warnings.warn(
-            f"{len(groups):,} groups of {groups.name} were kept whole, so parts "
-            f"{', and '.join(said)}; see `describe()`, and try another seed or other fractions",
-            UserWarning,
-            stacklevel=4,
-        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from cellfeed._errors import FormatError, ParameterError
 from cellfeed._lazy import pd, sp
 from cellfeed._runs import Runs, expand
-from cellfeed.bytes import SCHEMES, ByteStore, Location
+from cellfeed.bytes import ByteStore, Location
 from cellfeed.decode import ChunkedArray, Pieces, can_cast, pieced_array
 from cellfeed.rows import CsrChunks, CsrRows, DenseChunks
 from cellfeed.sources._anndata import open_sources
@@ -251,19 +250,15 @@ def _spread(n_rows: int, most: int) -> NDArray[np.int64]:
 
 _ANNCOLLECTION = "anndata.experimental.multi_files._anncollection"
 
-Found = list[str | os.PathLike[str] | Source]
 
-
-def locations_or_sources(given: Any, elements: Sequence[str]) -> Found | None:
+def locations_or_sources(given: Any, elements: Sequence[str]) -> list[str | Source] | None:
     """Return the sources of an object, or its paths and URLs; None for other objects.
 
     Parameters
     ----------
     given
-        `anndata.AnnData`, `anndata.experimental.AnnCollection`, `datasets.Dataset`, BioNeMo's
-        ``SingleCellMemMapDataset``, or an Artifact, Collection, query set of artifacts or
-        MappedCollection of lamindb. Objects are recognised by their attributes, without importing
-        their libraries.
+        `anndata.AnnData`, `anndata.experimental.AnnCollection`, `datasets.Dataset`, or BioNeMo's
+        ``SingleCellMemMapDataset``. Objects are recognised without importing their libraries.
     elements
         Names of the elements to read.
 
@@ -279,21 +274,10 @@ def locations_or_sources(given: Any, elements: Sequence[str]) -> Found | None:
         raise ParameterError(f"{msg}; give the whole object, and select rows of the collection")
     if _is_of(given, _ANNCOLLECTION, "AnnCollection"):
         return [AnnDataObjectSource(adata, elements) for adata in given.adatas]
-    source = source_of_object(given)
-    return _locations_of(given) if source is None else [source]
-
-
-def _locations_of(given: Any) -> Found | None:
-    """Return the paths and URLs where an object stores its cells."""
     if hasattr(given, "data_path") and hasattr(given, "row_index"):  # of BioNeMo
         return [str(given.data_path)]
-    if hasattr(given, "path_list"):  # MappedCollection
-        return [_location(each) for each in given.path_list]
-    if hasattr(given, "ordered_artifacts"):  # lamindb.Collection
-        return [_of_artifact(each) for each in given.ordered_artifacts.all()]
-    if hasattr(given, "cache") and hasattr(given, "path"):  # lamindb.Artifact
-        return [_of_artifact(given)]
-    return None
+    source = source_of_object(given)
+    return None if source is None else [source]
 
 
 def _is_of(given: Any, module: str, *names: str) -> bool:
@@ -301,16 +285,3 @@ def _is_of(given: Any, module: str, *names: str) -> bool:
     loaded = sys.modules.get(module)
     classes = (getattr(loaded, name, None) for name in names)
     return any(isinstance(given, each) for each in classes if isinstance(each, type))
-
-
-def _of_artifact(artifact: Any) -> str:
-    """Return the location of an artifact: its URL if cellfeed can open it, else a local copy."""
-    location = Location.of(_location(artifact.path))
-    if location.path is not None or location.scheme in SCHEMES:
-        return str(location)
-    return _location(artifact.cache())
-
-
-def _location(path: Any) -> str:
-    """Return a path or URL, such as a `upath.UPath`, as text."""
-    return str(path).removeprefix("file://")

@@ -732,12 +732,9 @@ def _run(reads: ChunkReads, out: NDArray[Any]) -> None:
 
 
 def fill(out: NDArray[Any], runs: Runs, read: Callable[[int, int], Any]) -> NDArray[Any]:
-    """Return an array filled with what a library reads: ``read(start, stop)`` for each run.
-
-    Empty runs are not read: HDF5 refuses to where a virtual dataset has 50 sources or more.
-    """
+    """Return an array filled with what a library reads: ``read(start, stop)`` for each run."""
     filled = 0
-    for start, stop in runs[runs[:, 0] < runs[:, 1]].tolist():
+    for start, stop in runs.tolist():
         out[filled : filled + stop - start] = read(start, stop)
         filled += stop - start
     return out

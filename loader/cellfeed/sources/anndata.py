@@ -2,10 +2,16 @@
 
 from cellfeed.sources._anndata import ANNDATA, AnnDataSource
 from cellfeed.sources._anndata import _annotations as frames
-from cellfeed.sources._anndata._damage import check_sizes, damage_named
-from cellfeed.sources._anndata._file import AnnDataFile, FileSource, is_group, text
-from cellfeed.sources._anndata._h5file import H5File, RemoteH5File, own_members
-from cellfeed.sources._anndata._local_h5file import LocalH5File
+from cellfeed.sources._anndata._file import (
+    AnnDataFile,
+    FileSource,
+    check_sizes,
+    damage_named,
+    is_group,
+    own_members,
+    text,
+)
+from cellfeed.sources._anndata._h5file import H5File, LocalH5File, RemoteH5File
 from cellfeed.sources._anndata._matrix import StoredCsr
 from cellfeed.sources._anndata._zarr import DATASETS, LocalZarrStore
 from cellfeed.sources._in_memory import AnnDataObjectSource

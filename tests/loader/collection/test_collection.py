@@ -371,18 +371,6 @@ def test_the_table_has_a_row_for_each_element_of_each_file(make, write_h5ad):
     assert in_one_piece["is_fast"].all()
 
 
-def test_repr_names_what_is_slow(make):
-    fast, slow, half = make(), make("X/data", "layers/scaled"), make("layers/scaled")
-    for paths, said in (
-        ([fast], ""),
-        ([slow], ", read slowly: X, layers/scaled"),
-        ([fast, slow], f", read slowly: X of {slow.name}, layers/scaled of {slow.name}"),
-        ([fast, slow, half], f", read slowly: X of {slow.name}, layers/scaled of 2 files"),
-        ([slow, half], f", read slowly: X of {slow.name}, layers/scaled"),
-    ):
-        assert repr(opened(paths)).endswith(f"layers/scaled (dense float64), obs=[]{said})")
-
-
 class TestWarning:
     @pytest.mark.parametrize(
         ("n_slow", "others"),

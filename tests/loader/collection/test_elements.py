@@ -260,7 +260,7 @@ class TestRefused:
         made, words = {
             "of text": (
                 pd.DataFrame({"a": 1.0, "b": "x", "c": "y"}, index=adata.obs_names),
-                "has columns that are neither numbers nor booleans: 'b', 'c'; write it without",
+                "is neither dense nor CSR .*'dataframe'.*; write it as an array",
             ),
             "by gene": (sp.csc_matrix(np.eye(4)), r"\(CSC\).*; make it CSR with anndata"),
         }[kind]

@@ -14,8 +14,6 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.loader.collection.stored import write as write_adata
 
 from cellfeed import (
@@ -30,7 +28,6 @@ from cellfeed import (
 )
 
 N_COLUMNS = 72_000_000
-NULLABLE = {"Int64", "boolean"}
 IN_PROCESS_AND_WITH_WORKERS = [0, pytest.param(2, marks=pytest.mark.process)]
 
 
@@ -115,87 +112,11 @@ class TestImages:
         assert cells.X.tolist() == [[5], [0]]
 
 
-@st.composite
-def frames(draw: st.DrawFn, columns: list[str], kinds: list[Any]) -> pd.DataFrame:
-    n_cells = draw(st.integers(1, 12))
-    rng = np.random.default_rng(draw(st.integers(0, 99)))
-    made = dict[str, Any]()
-    for name, kind in zip(columns, kinds, strict=True):
-        values = rng.integers(0, 2, n_cells)
-        made[name] = pd.Series(values).astype(kind)
-        if kind in NULLABLE:
-            made[name][rng.integers(n_cells)] = pd.NA
-    return pd.DataFrame(made)
-
-
-class TestFrames:
-    @pytest.mark.slow
-    @given(data=st.data())
-    def test_are_aligned_by_name(self, write, data):
-        kind = st.sampled_from(["float32", "int8", "bool", "float64", "Int64", "boolean"])
-        kinds = data.draw(st.lists(kind, min_size=1, max_size=4))
-        columns = [f"column{k}" for k in range(len(kinds))]
-        tables, paths = list[pd.DataFrame](), list[Path]()
-        for _ in range(data.draw(st.integers(1, 3))):
-            table = data.draw(frames(columns, kinds))
-            order = data.draw(st.permutations(columns))
-            tables.append(table[order])
-            paths.append(
-                write(table=tables[-1], suffix=data.draw(st.sampled_from(["h5ad", "zarr"])))
-            )
-        collection = open_collection(paths, elements=["X", "obsm/table"])
-        element = collection.elements["obsm/table"]
-        assert element.column_names.tolist() == tables[0].columns.tolist()
-        assert element.layout == "dense"
-        known = [np.float64 if kind in NULLABLE else np.dtype(kind) for kind in kinds]
-        assert element.dtype == np.result_type(*known)
-        expected = np.concatenate(
-            [
-                table[tables[0].columns].astype("float64").to_numpy(np.float64, na_value=np.nan)
-                for table in tables
-            ]
-        ).astype(element.dtype)
-        rows = np.array(data.draw(st.lists(st.integers(0, len(collection) - 1))), np.int64)
-        cells = collection[rows]
-        assert cells["obsm/table"].dtype == element.dtype
-        assert np.array_equal(cells["obsm/table"], expected[rows], equal_nan=True)
-
-    @pytest.mark.parametrize("num_workers", IN_PROCESS_AND_WITH_WORKERS)
-    def test_are_delivered_as_any_dtype(self, write, num_workers):
-        table = pd.DataFrame({"a": np.arange(20), "b": np.arange(20) % 3 > 0})
-        collection = open_collection(write(table=table), elements=["obsm/table"])
-        assert collection.codecs[0] in ("none", "gzip 4")
-        assert collection.stored_row_bytes() > 0
-        dataset = CellDataset(collection, Streaming(), 8, seed=0, dtype="float32")
-        for minibatch in dataset.loader(num_workers):
-            assert minibatch.X.dtype == torch.float32
-            assert np.array_equal(minibatch.X, table.to_numpy(np.float32)[minibatch.rows])
-
-    def test_with_other_columns_are_refused(self, write):
-        first = write(table=pd.DataFrame({"a": [1.0], "b": [2.0]}))
-        second = write(table=pd.DataFrame({"a": [1.0], "c": [2.0]}))
-        array = write(table=numbers((1, 2)))
-        expected = f"^{second}: the data frame `obsm/table` lacks 'b', which {first} has; write the"
-        with pytest.raises(MismatchError, match=expected):
-            open_collection([first, second], elements=["obsm/table"])
-        for paths in ([first, array], [array, first]):
-            expected = (
-                f"^{array}: `obsm/table` is an array, but a data frame in {first}; write the same"
-            )
-            with pytest.raises(MismatchError, match=expected):
-                open_collection(paths, elements=["obsm/table"])
-
-    def test_genes_are_of_genes_alone(self, write):
-        path = write(table=pd.DataFrame({"a": [1.0, 3.0], "b": [2.0, 4.0]}))
-        cells = open_collection(path, elements=["X", "obsm/table"], genes=["gene2"])[[1]]
-        assert cells.X.tolist() == [[5]]
-        assert cells["obsm/table"].tolist() == [[3, 4]]
-
-    def test_with_lists_of_values_are_refused(self, write):
-        path = write(table=pd.DataFrame({"a": [1.0], "kind": pd.Categorical(["x"])}))
-        expected = f"^{path}: the data frame `obsm/table` has columns that are neither .*: 'kind';"
-        with pytest.raises(FormatError, match=expected):
-            open_collection(path, elements=["obsm/table"])
+def test_data_frames_are_refused(write):
+    path = write(table=pd.DataFrame({"a": [1.0], "b": [2.0]}))
+    said = rf"^{path}: `obsm/table` is neither dense nor CSR .* `adata.obsm\[name\] = frame"
+    with pytest.raises(FormatError, match=said):
+        open_collection(path, elements=["obsm/table"])
 
 
 class TestVeryManyColumns:

@@ -1,4 +1,3 @@
-import pickle
 import tracemalloc
 import warnings
 from fractions import Fraction
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellfeed import ParameterError, k_folds, random_split
+from cellfeed import ParameterError, random_split
 from cellfeed.sampling import derive_key, random_words
 
 Method = Literal["deterministic", "multinomial", "stochastic_rounding"]
@@ -248,10 +247,11 @@ class TestStrata:
     def test_deterministic_sizes_do_not_hang_on_the_seed(self):
         labels = np.repeat(["a", "b", "c"], [11, 13, 17])
         options: dict[str, Any] = {"method": "deterministic", "stratify": labels}
-        described = [
-            random_split(41, [0.6, 0.3, 0.1], seed=seed, **options).describe() for seed in range(9)
+        splits = [random_split(41, [0.6, 0.3, 0.1], seed=seed, **options) for seed in range(9)]
+        counts = [
+            [np.unique(labels[each], return_counts=True) for each in split] for split in splits
         ]
-        assert all(each.equals(described[0]) for each in described)
+        assert all(str(each) == str(counts[0]) for each in counts)
 
     def test_several_columns_are_balanced_together(self):
         plate, drug = np.repeat([0, 1], 40), np.tile(np.repeat(["x", "y"], 20), 2)
@@ -262,19 +262,11 @@ class TestStrata:
         split = random_split(cells, [0.75, 0.25], seed=0, stratify=["plate", "drug"])
         both = plate[split[1]] * 2 + (drug[split[1]] == "y")
         assert np.bincount(both).tolist() == [5, 5, 5, 5]
-        assert split.describe().index.tolist() == [
-            "all rows",
-            *[(i, j) for i in (0, 1) for j in "xy"],
-        ]
 
-    def test_what_was_reached_is_described(self):
+    def test_what_was_reached_is_shown(self):
         labels = np.array(["a"] * 6 + ["b"] * 4 + [None] * 2, object)
         split = random_split(12, [0.5, 0.5], seed=0, stratify=labels)
-        assert repr(split) == "Split(6 + 6 rows: 0.5, 0.5, the labels of `stratify` within 0.000)"
-        table = split.describe()
-        assert table.index.tolist() == ["all rows", "a", "b", None]
-        assert table["n_rows"].tolist() == [12, 6, 4, 2]
-        assert table[[0, 1]].to_numpy().tolist() == [[0.5, 0.5]] * 4
+        assert repr(split) == "Split(6 + 6 rows: 0.5, 0.5)"
         assert split.fractions == (0.5, 0.5)
 
 
@@ -310,8 +302,9 @@ class TestGroups:
     def test_what_can_be_had_exactly_is(self):
         donors, types = np.repeat(np.arange(20), 10), np.tile(np.repeat(["T", "B"], [7, 3]), 20)
         split = random_split(200, [0.7, 0.2, 0.1], seed=0, group=donors, stratify=types)
-        table = split.describe()
-        assert np.allclose(table[[0, 1, 2]], [0.7, 0.2, 0.1])
+        for kind, n in (("T", 140), ("B", 60)):
+            counts = [np.count_nonzero(types[rows] == kind) for rows in split]
+            assert np.allclose(np.array(counts) / n, [0.7, 0.2, 0.1])
         assert "20 groups kept whole" in repr(split)
 
     def test_strata_are_balanced_by_the_choice_of_groups(self):
@@ -320,64 +313,18 @@ class TestGroups:
         types = np.where(donors < 6, "T", "B")
         for seed in range(5):
             split = random_split(120, [0.5, 0.5], seed=seed, group=donors, stratify=types)
-            assert np.allclose(split.describe()[[0, 1]], 0.5)
+            assert [np.count_nonzero(types[rows] == "T") for rows in split] == [30, 30]
 
     def test_far_off_is_warned_of(self):
         donors = np.repeat(["a", "b"], [95, 5])
-        said = (
-            r"^2 groups of the labels of `group` were kept whole, so parts have 0.05 \+ 0.95 "
-            r"of the rows, not 0.5 \+ 0.5; see `describe\(\)`"
-        )
+        said = r"^whole groups of the labels of `group` do not divide as requested: Split\("
         with pytest.warns(UserWarning, match=said):
             split = random_split(100, [0.5, 0.5], seed=0, group=donors)
         assert sorted(split.fractions) == [0.05, 0.95]
         assert "(asked 0.5, 0.5)" in repr(split)
-
-    def test_strata_that_cannot_be_balanced_are_warned_of(self):
-        donors = np.repeat(["a", "b", "c", "d"], 25)
-        with pytest.warns(UserWarning, match="so parts have 50% of a label's rows, on average"):
-            random_split(100, [0.5, 0.5], seed=0, group=donors, stratify=donors)
 
     def test_other_seeds_give_other_groups(self):
         donors = np.repeat(np.arange(100), 2)
         splits = [random_split(200, [0.5, 0.5], seed=seed, group=donors)[0] for seed in (0, 0, 1)]
         assert np.array_equal(splits[0], splits[1])
         assert not np.array_equal(splits[0], splits[2])
-
-
-class TestFolds:
-    @given(st.integers(0, 198), st.integers(2, 9), seeds)
-    def test_each_row_validates_once(self, more, k, seed):
-        n = k + more
-        folds = k_folds(n, k, seed=seed)
-        validation = [rows for _, rows in folds]
-        assert np.array_equal(np.sort(np.concatenate(validation)), np.arange(n))
-        assert np.ptp([rows.size for rows in validation]) <= 1
-        for train, rows in folds:
-            assert np.array_equal(np.union1d(train, rows), np.arange(n))
-            assert train.size + rows.size == n
-
-    def test_strata_and_groups(self):
-        labels, donors = np.arange(90) % 3, np.repeat(np.arange(30), 3)
-        for _, rows in k_folds(90, 5, seed=0, stratify=labels):
-            assert np.bincount(labels[rows]).tolist() == [6, 6, 6]
-        folds = k_folds(90, 5, seed=0, group=donors, stratify=labels)
-        assert [rows.size for _, rows in folds] == [18] * 5
-        for train, rows in folds:
-            assert set(donors[train]).isdisjoint(donors[rows])
-
-    def test_it_is_a_sequence_of_pairs(self):
-        folds = k_folds(10, 3, seed=0)
-        assert len(folds) == len(list(folds)) == 3
-        assert np.array_equal(folds[-1][1], folds[2][1])
-        assert [rows.tolist() for _, rows in folds[1:]] == [folds[k][1].tolist() for k in (1, 2)]
-        assert repr(folds) == "Folds(3 of 10 rows: 0.3, 0.4, 0.3 (asked 0.333, 0.333, 0.333))"
-        assert folds.describe()["n_rows"].tolist() == [10]
-        with pytest.raises(IndexError):
-            folds[3]
-
-    def test_folds_are_made_as_they_are_asked_for(self):
-        n = 100_000
-        folds = k_folds(n, 50, seed=0)
-        assert len(pickle.dumps(folds)) < 2 * n
-        assert np.array_equal(pickle.loads(pickle.dumps(folds))[49][1], folds[49][1])

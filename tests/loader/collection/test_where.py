@@ -76,21 +76,8 @@ texts = st.sampled_from(["T", "B", "NK", "other", "p1"])
 @st.composite
 def terms(draw):
     """A number for each row."""
-    name, constant = draw(numbers), draw(st.integers(-5, 900))
-    column = name.strip("`")
-    return draw(
-        st.sampled_from(
-            [
-                (name, lambda obs: obs[column]),
-                (f"{name} + {constant}", lambda obs: obs[column] + constant),
-                (f"2 * {name}", lambda obs: 2 * obs[column]),
-                (f"-{name}", lambda obs: -obs[column]),
-                (f"{name} / (2 * 4)", lambda obs: obs[column] / 8),
-                (f"{name} % 7", lambda obs: obs[column] % 7),
-                (f"({name} - {constant}) * -2", lambda obs: (obs[column] - constant) * -2),
-            ]
-        )
-    )
+    name = draw(numbers)
+    return name, lambda obs: obs[name.strip("`")]
 
 
 flags = st.just(("is_live", lambda obs: obs["is_live"]))
@@ -131,7 +118,7 @@ def combined(conditions):
 
     def either(pair):
         (left, first), (right, second) = pair
-        return f"({left}) | ({right})", lambda obs: first(obs) | second(obs)
+        return f"({left}) or ({right})", lambda obs: first(obs) | second(obs)
 
     def negated(one):
         text, value = one
@@ -174,8 +161,7 @@ class TestWhere:
         [
             (
                 pd.array([True, False, None, True], dtype="boolean"),
-                {"v": [0, 3], "not v": [1], "v == False or v": [0, 1, 3]}
-                | {"~v": [1], "~v | v": [0, 1, 3], "~(v == False) & v": [0, 3]},
+                {"v": [0, 3], "not v": [1], "v == False or v": [0, 1, 3], "v != False": [0, 3]},
             ),
             (pd.array([None] * 4, dtype="boolean"), {"not v": []}),
             # Missing integers are in no comparison, unlike NaN, which differs from every number.
@@ -266,11 +252,11 @@ def test_many_rows_are_read_some_at_a_time(large):
     collection, obs = large
     tracemalloc.start()
     try:
-        rows = collection.where("type == 'a rather long name' and n % 10 == 3")
+        rows = collection.where("type == 'a rather long name' and 3 <= n < 13")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    holds = (obs["type"] == "a rather long name") & (obs["n"] % 10 == 3)
+    holds = (obs["type"] == "a rather long name") & obs["n"].between(3, 12)
     assert np.array_equal(rows, np.flatnonzero(holds))
     assert peak < 10 * len(collection)  # text for each row would take more than 50 bytes
 
@@ -296,15 +282,18 @@ HOSTILE = [
     "n_counts > 10 ** 10 ** 10",
     "n_counts ** 1000000 > 1",
     "n_counts ** n_counts > 1",
-    "n_counts > " + "9" * 100,
     "n_counts > " + "9" * 5000,
-    "n_counts > 1e999",
     "n_counts > 10 ** 64 * 10 ** 64",
     "n_counts > 1 // 0",
     "n_counts > (-8) ** 0.5",
     "cell_type == 'a' * 1000000000",
     "n_counts > 1 << 100000",
     "n_counts @ n_counts",
+    "n_counts + 1 > 2",
+    "cell_type == 'B' & is_live",
+    "~is_live",
+    "n_counts == 1j",
+    "n_counts > 1 and n_counts",
     "cell_type is 'B'",
     "cell_type == None",
     "cell_type == ['B']",
@@ -312,14 +301,12 @@ HOSTILE = [
     "cell_type in n_counts",
     "'B' in cell_type",
     "'B' in ['B']",
-    "cell_type in []",
     "cell_type in [n_counts]",
     "n_counts in [1 == 1]",
     "n_counts in [1 + n_counts]",
     "n_counts = 3",
     "n_counts > 1; n_counts",
     "n_counts > 1\nn_counts > 2",
-    "cell_type == '''B'''",
     "cell_type == 'B",
     "`n_counts > 1",
     "1 == 1",
@@ -336,18 +323,20 @@ HOSTILE = [
     "(" * 1000 + "n_counts" + ")" * 1000,
     "not " * 5000 + "is_live",
     "n_counts" + " + n_counts" * 5000 + " > 1",
-    "n_counts > 1" + " " * 200_000,
 ]
 
 
 REFUSED: list[tuple[Any, str | None]] = [
-    ("cell_type == @x", r"^query 'cell_type == @x': @ is not allowed; write literal values"),
+    ("cell_type == @x", r"^query 'cell_type == @x': is not an expression, or too long; write"),
     ("tissue == 'lung'", "obs has no column 'tissue'; its columns are: cell_type, plate, n_cou"),
     ("cell_type < 'B'", "^query .cell_type < 'B'.: pandas cannot evaluate it: Unordered Categ"),
-    ("n_counts + 1", "gives values that are not true or false; compare them"),
-    ("abs(n_counts) > 3", r"'abs\(n_counts\)' is not allowed; use columns, constants, comparisons"),
-    ("n_counts ** 2 > 9", r"'n_counts \*\* 2' is not allowed; use columns, constants, comparisons"),
-    ("cell_type in 'TB'", "`in` takes a list of constants"),
+    (
+        "n_counts + 1",
+        r"'n_counts \+ 1' is not allowed; use comparisons of columns with colu",
+    ),
+    ("n_counts[0] > 3", r"'n_counts\[0\]' is not allowed; .*; for others, compare `read_obs`"),
+    ("`percent mito` % 2 > 1", r"'percent mito % 2' is not allowed; use comparisons"),
+    ("cell_type in 'TB'", "`in` takes a column and a list of constants"),
     (3, r"^a query must be text"),
     *((query, None) for query in HOSTILE),
 ]

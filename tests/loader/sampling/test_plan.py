@@ -20,7 +20,6 @@ from cellfeed import (
     ParameterError,
     SamplingStrategy,
     Streaming,
-    k_folds,
     random_split,
 )
 
@@ -289,7 +288,6 @@ class TestBadParameters:
         lambda: shuffling_plan(seed=-1),
         lambda: CellDataset(np.arange(9), BlockShuffling(1), 3, seed=-1),
         lambda: random_split(np.arange(9), [0.5, 0.5], seed=-1),
-        lambda: k_folds(np.arange(9), 3, seed=-1),
     ],
 )
 def test_a_seed_is_not_negative(seeded):

@@ -1,7 +1,6 @@
 """What happens with files that are damaged, inconsistent, or not AnnData."""
 
 import fcntl
-import pickle
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -303,25 +302,6 @@ class TestOtherWriters:
             tables.append(obs.drop(columns=["source_file"]))
         pd.testing.assert_frame_equal(*tables)
 
-    def test_that_are_opened_together(self, write_h5ad, monkeypatch):
-        """In threads; here one is opened while the attributes of the other are in memory."""
-        edit = partial(edit_attributes, edit=as_r)
-        paths = [write_h5ad(COUNTS, self.OBS, edit=edit) for _ in range(2)]
-        read, found = ad.io.read_elem, []
-
-        def flags(path):
-            column: Any = open_collection(path, obs=["flag"]).obs["flag"]
-            return column.codes.tolist()
-
-        def read_beside(element):
-            monkeypatch.setattr(ad.io, "read_elem", read)
-            found.append(flags(paths[1]))
-            return read(element)
-
-        monkeypatch.setattr(ad.io, "read_elem", read_beside)
-        found.append(flags(paths[0]))
-        assert found == [[0, -1] * 20] * 2
-
     def test_that_lack_the_name_of_the_index(self, write_h5ad):
         def edit(file):
             del file["obs"].attrs["_index"]
@@ -370,40 +350,3 @@ class TestNames:
         # Nor does it matter where it is not chosen.
         chosen = open_collection(both, genes=["gene3"])
         assert np.array_equal(chosen[:].X, np.concatenate([COUNTS, COUNTS])[:, [3]])
-
-
-class TestFramesOfObsm:
-    def written(self, write_h5ad, index: Any) -> Any:
-        frame = pd.DataFrame({"a": np.arange(40.0), "b": 1}, index=pd.Index(index))
-        return write_h5ad(COUNTS, edit=lambda file: ad.io.write_elem(file["obsm"], "frame", frame))
-
-    def test_are_matched_with_cells_by_name(self, write_h5ad):
-        order = np.random.default_rng(0).permutation(40)
-        path = self.written(write_h5ad, [f"cell{i}" for i in order])
-        collection = open_collection(path, elements=["obsm/frame"])
-        assert np.array_equal(collection[:]["obsm/frame"][order, 0], np.arange(40))
-        copied = pickle.loads(pickle.dumps(collection))
-        assert np.array_equal(copied[order]["obsm/frame"][:, 0], np.arange(40))
-
-    @pytest.mark.parametrize("first", [0, 1])
-    @pytest.mark.parametrize("dtype", [int, str])
-    def test_may_be_numbered(self, write_h5ad, first, dtype):
-        index = np.arange(first, 40 + first).astype(dtype).astype(object if dtype is str else dtype)
-        path = self.written(write_h5ad, index)
-        found = open_collection(path, elements=["obsm/frame"])[:]["obsm/frame"]
-        assert np.array_equal(found[:, 0], np.arange(40))
-
-    @pytest.mark.parametrize(
-        "index",
-        [
-            [f"other{i}" for i in range(40)],
-            ["cell1", *(f"cell{i}" for i in range(1, 40))],
-            [str(i) for i in range(2, 42)],
-            [str(i) for i in reversed(range(40))],
-        ],
-    )
-    def test_of_other_cells_are_refused(self, write_h5ad, index):
-        path = self.written(write_h5ad, index)
-        said = rf"^{path}: the data frame `obsm/frame` has other row names than obs, and none for"
-        with pytest.raises(FormatError, match=said):
-            open_collection(path, elements=["obsm/frame"])

@@ -50,13 +50,6 @@ BITS_IN_BETWEEN.set_precision(12)
 BITS_IN_BETWEEN.set_offset(4)
 
 
-def virtual(file):
-    layout = h5py.VirtualLayout(COUNTS.shape, COUNTS.dtype)
-    file["elsewhere"] = COUNTS
-    layout[...] = h5py.VirtualSource(file["elsewhere"])
-    file.create_virtual_dataset("X", layout)
-
-
 HDF5 = {
     "blosc2": (chunked(**hdf5plugin.Blosc2()), NOT_SUPPORTED.format("blosc2")),
     "snappy": (
@@ -77,7 +70,6 @@ HDF5 = {
         low_level(kind=BITS_IN_BETWEEN, layout=h5d.CONTIGUOUS),
         "its numbers must be converted to int32",
     ),
-    "virtual": (virtual, "its values are in other files"),
     "compact": (low_level(layout=h5d.COMPACT), "it is stored in its own header (compact)"),
     "never written": (
         chunked(data=None, chunks=None, shape=(40, 7), dtype="f4"),

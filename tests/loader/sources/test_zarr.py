@@ -33,7 +33,7 @@ def annotated() -> ad.AnnData:
     types = pd.Categorical((["a", "b", None] * 5)[:13], categories=["b", "a", "c"])
     obs = pd.DataFrame({"type": types, "number": np.arange(13.0)}, index=names)
     adata = ad.AnnData(MATRIX, obs=obs, layers={"sparse": CSR * 2})
-    adata.obsm["frame"] = pd.DataFrame({"a": np.arange(13.0), "b": 7.0}, index=names)
+    adata.obsm["pca"] = np.arange(26.0).reshape(13, 2)
     return adata
 
 
@@ -46,13 +46,13 @@ def write_annotated(path: Path, zarr_format: Any) -> Path:
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_as_anndata_writes_it(tmp_path, zarr_format):
     path = write_annotated(tmp_path / "cells.zarr", zarr_format)
-    names = ["X", "layers/sparse", "obsm/frame"]
+    names = ["X", "layers/sparse", "obsm/pca"]
     collection = open_collection(path, elements=names, obs=["type"])
     cells, types = collection[::-1], collection.obs["type"]
     assert isinstance(types, CategoricalColumn)
     assert np.array_equal(cells["X"], MATRIX[::-1])
     assert np.array_equal(dense(cells["layers/sparse"]), 2 * MATRIX[::-1])
-    assert np.array_equal(cells["obsm/frame"], annotated().obsm["frame"][::-1])
+    assert np.array_equal(cells["obsm/pca"], annotated().obsm["pca"][::-1])
     assert types.categories.tolist() == ["b", "a", "c"]
     assert types.codes.tolist() == annotated().obs["type"].cat.codes.tolist()
 
@@ -177,9 +177,7 @@ class TestLinks:
             open_collection(path)[:]
 
     @pytest.mark.parametrize("version", [2, 3])
-    @pytest.mark.parametrize(
-        "name", ["obs/type/codes", "obs/number", "var/_index", "obsm/frame/a", "obsm/frame/_index"]
-    )
+    @pytest.mark.parametrize("name", ["obs/type/codes", "obs/number", "var/_index"])
     def test_of_tables_are_no_zeros_where_they_lead_to_nothing(self, tmp_path, version, name):
         path, there = write_annotated(tmp_path / "cells.zarr", version), tmp_path / "there"
         name = f"{name}/values" if (path / name / "values").is_dir() else name
@@ -189,11 +187,10 @@ class TestLinks:
 
         def read() -> Any:
             obs = ["type", "number"]
-            collection = open_collection(path, elements=["X", "obsm/frame"], obs=obs)
-            return collection, collection[:]["obsm/frame"], collection.var_names
+            collection = open_collection(path, obs=obs)
+            return collection, collection.var_names
 
-        collection, frame, _ = read()
-        assert np.array_equal(frame, annotated().obsm["frame"])
+        collection, _ = read()
         assert collection.obs["type"].codes.tolist() == annotated().obs["type"].cat.codes.tolist()
         assert collection.obs["number"].values.tolist() == list(range(13))  # noqa: PD011
         there.unlink()

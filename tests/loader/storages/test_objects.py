@@ -1,6 +1,5 @@
-"""Objects of other libraries in place of paths; those of lamindb by stand-ins of the same names."""
+"""Objects of other libraries in place of paths."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import anndata as ad
@@ -150,16 +149,6 @@ def test_what_an_object_lacks(adata):
         open_collection(AnnCollection([adata])[:4])
     with pytest.raises(ParameterError, match="`int` cannot be opened; give paths"):
         open_collection(3)
-
-
-def test_objects_of_lamindb(path):
-    """Known by what they offer: `path`, `cache()`, `path_list`, `ordered_artifacts`."""
-    local = SimpleNamespace(path=path, cache=None)
-    remote = SimpleNamespace(path="lamin://instance/cells.h5ad", cache=lambda: path)
-    both = SimpleNamespace(ordered_artifacts=SimpleNamespace(all=lambda: [local]))
-    mapped = SimpleNamespace(path_list=[str(path)])
-    for given in (local, remote, both, mapped, [remote]):
-        assert np.array_equal(open_collection(given)[[2, 1]].X.toarray(), COUNTS[[2, 1]])
 
 
 def test_preshuffle_takes_paths(adata, path):

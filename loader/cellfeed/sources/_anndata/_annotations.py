@@ -1,7 +1,7 @@
-"""obs and var of AnnData files of any version.
+"""obs, var and other tables of AnnData files of any version.
 
-Current files are read column by column. anndata reads older ones (obs as one compound dataset, or
-categories stored apart from the codes), since it supports all earlier formats.
+Columns are read one by one, as anndata has written them since 0.7. anndata reads older tables,
+which are one compound dataset.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, partial
 from hashlib import blake2b
-from itertools import pairwise
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,17 +18,18 @@ from numpy.typing import NDArray
 
 from cellfeed._lazy import pd
 from cellfeed._runs import Runs
-from cellfeed.bytes import LastingIdentity
-from cellfeed.bytes._tables import CachedTables, Tables
+from cellfeed.bytes import LastingIdentity, replaced
+from cellfeed.bytes._tables import CachedTables, Tables, pack, unpack
 from cellfeed.rows import CategoricalColumn, NumericColumn, ObsColumn
-from cellfeed.sources._anndata._damage import check_sizes, damage_named, table_length
 from cellfeed.sources._anndata._file import (
     AnnDataFile,
     StructureError,
+    check_sizes,
+    damage_named,
     flag,
     index_of,
-    is_current,
     is_group,
+    table_length,
     text,
     texts,
 )
@@ -38,7 +38,6 @@ from cellfeed.sources._source import as_names
 # Gene names: tens of thousands in each file, but usually shared by all files of an atlas.
 
 _FEWEST = 10_000  # names of zarr that are cached between openings; fewer are read in 4 ms
-_END = b"\0"
 _SAME = WeakValueDictionary[str, "NDArray[np.object_]"]()  # names of the files that are open
 
 
@@ -48,117 +47,84 @@ def read_names(file: AnnDataFile, path: str, *, is_table: bool = False) -> NDArr
     Numbers become text, as in anndata, and missing names None.
     Names that files share are in memory once, and in the cache folder once.
     """
-    content = list[bytes]()  # if they have been read
-
-    def where() -> str | None:
-        return _index_path(file, path) if is_table else path
-
-    found = file.recorded(f"names of {path}", lambda: _identified(file, where(), content))
-    digest = b"" if found is None else found["digest"].tobytes()
-    known = _SAME.get(digest.hex())
-    if known is not None:
-        return known
-    if found is not None:
-        of_content = LastingIdentity(digest.hex(), is_settled=True)
-        shared = CachedTables("gene names", digest.hex(), lambda: of_content)
-
-        def names() -> Tables | None:
-            if content or _identified(file, where(), content):
-                joined = np.frombuffer(content[-1], np.uint8)
-                return {"names": joined} if _digest(content[-1]) == digest else None
-            return None  # the file was replaced meanwhile
-
-        found = shared.get("names", 0, names, fewest=0)
-    if found is None:
-        return read_row_names(file, path, are_shared=False) if is_table else _read(file, path)
-    own = np.array(found["names"].tobytes().decode().split("\0"), dtype=object)
-    own.flags.writeable = False
-    return _SAME.setdefault(digest.hex(), own)
-
-
-def _identified(file: AnnDataFile, path: str | None, content: list[bytes]) -> Tables | None:
-    """Return the digest of names; None if they are no text, or few that are cheaper to read.
-
-    What was read is appended to ``content``.
-    """
-    if path is None:
-        return None
-    text_path = _text(file, path)
-    stored = file.stored(text_path)
-    if is_group(stored) or stored.ndim != 1:
-        return None
-    n = stored.shape[0]
+    read = cache(partial(_joined, file, path, is_table=is_table))  # at most once
 
     def digest() -> Tables | None:
-        joined = _joined(file, path, text_path)
-        if joined is None or joined.count(_END) != n - 1:
-            return None  # what ends a name is part of one
-        content.append(joined)
-        return {"digest": np.frombuffer(_digest(joined), np.uint8)}
+        joined = read()
+        return None if joined is None else {"digest": np.frombuffer(_digest(joined), np.uint8)}
 
-    if isinstance(stored, h5py.Dataset):  # of a file with a record
-        return digest()
-    if n < _FEWEST:
-        return None
-    return file.table_cache(path).get("digest of names", n, digest, fewest=_FEWEST)
+    def identified() -> Tables | None:
+        table = file.stored(path)
+        if isinstance(table, h5py.HLObject):  # of a file with a record
+            return digest()
+        tables = file.table_cache(f"{path}/{index_of(table)}" if is_table else path)
+        n_names = table_length(file, path)
+        return tables.get("digest of names", n_names, digest, fewest=_FEWEST)
 
+    found = file.recorded(f"names of {path}", identified)
+    if found is None:
+        return row_names(file, path) if is_table else _names(file, path)
+    known = found["digest"].tobytes()
+    if (shared := _SAME.get(known.hex())) is not None:
+        return shared
 
-def _index_path(file: AnnDataFile, name: str) -> str | None:
-    """Return the path of the index of a table; None in an old format."""
-    table = file.stored(name)
-    return f"{name}/{index_of(table)}" if is_current(table) else None
+    def names() -> Tables:
+        joined = read()
+        if joined is None or _digest(joined) != known:
+            raise replaced(file.location)
+        return {"names": np.frombuffer(joined, np.uint8)}
 
-
-def _text(file: AnnDataFile, path: str) -> str:
-    """Return the path of the array of an element's text.
-
-    With pandas 3, anndata writes names as nullable strings: an array of text and a mask.
-    """
-    encoding = text(file.stored(path), "encoding-type")
-    return f"{path}/values" if encoding == "nullable-string-array" else path
-
-
-def _read(file: AnnDataFile, path: str) -> NDArray[np.object_]:
-    """Return names as anndata reads them."""
-    check_sizes(file, path)
-    file.prefetch([path])
-    text_path = _text(file, path)
-    stored = file.stored(text_path)
-    if isinstance(stored, h5py.Dataset) and stored.ndim == 1 and _is_text(stored):
-        names = np.array(stored.asstr()[()], dtype=object)
-        if text_path != path:
-            names[file.stored(f"{path}/mask")[:]] = None
-        return names
-    return as_names(pd.Index(file.read(path)))
-
-
-def _is_text(stored: h5py.Dataset) -> bool:
-    """Return whether an array is of text of any length, in UTF-8, or of one length."""
-    text = h5py.check_string_dtype(stored.dtype)
-    return text is not None and (text.length is not None or text.encoding == "utf-8")
+    of_content = LastingIdentity(known.hex(), is_settled=True)
+    cached = CachedTables("gene names", known.hex(), lambda: of_content)
+    text = cached.get("names", 0, names, fewest=0)["names"].tobytes().decode()
+    own = np.array(text.split("\0"), dtype=object)
+    own.flags.writeable = False
+    return _SAME.setdefault(known.hex(), own)
 
 
 def _digest(joined: bytes) -> bytes:
     return blake2b(joined, digest_size=16).digest()
 
 
-def _joined(file: AnnDataFile, path: str, text_path: str) -> bytes | None:
-    """Return concatenated names in UTF-8; None if one is missing or not text.
-
-    Names in HDF5 are used in their stored form, which is faster.
-    """
+def _joined(file: AnnDataFile, path: str, *, is_table: bool) -> bytes | None:
+    """Return names in UTF-8, joined by zero bytes; None if one is missing or has such a byte."""
+    if is_table:
+        table = file.stored(path)
+        if not is_group(table):
+            return None
+        path = f"{path}/{index_of(table)}"
     check_sizes(file, path)
     file.prefetch([path])
-    if text_path != path and file.stored(f"{path}/mask")[:].any():
-        return None
-    stored = file.stored(text_path)
-    if not isinstance(stored, h5py.Dataset) or not _is_text(stored):
-        names = list(file.read(text_path))
-        are_text = all(isinstance(name, str) for name in names)
-        return _END.join(name.encode() for name in names) if are_text else None
-    joined: bytes = _END.join(stored[()].tolist())
+    stored = file.stored(path)
+    kind = h5py.check_string_dtype(stored.dtype) if isinstance(stored, h5py.Dataset) else None
+    if kind is not None and (kind.length is not None or kind.encoding == "utf-8"):
+        encoded = np.ravel(stored[()]).tolist()  # without making text of each
+    else:
+        names = _names(file, path).tolist()
+        if None in names:
+            return None
+        encoded = [name.encode() for name in names]
+    joined: bytes = b"\0".join(encoded)
     joined.decode()  # which raises where it is no text
-    return joined
+    return joined if joined.count(b"\0") == len(encoded) - 1 else None
+
+
+def row_names(file: AnnDataFile, table: str) -> NDArray[np.object_]:
+    """Return the names of the rows of a table such as ``obs``, None for missing names."""
+    stored = file.stored(table)
+    if not is_group(stored):
+        return as_names(file.read_oldest_frame(table).index)
+    return _names(file, f"{table}/{index_of(stored)}")
+
+
+def _names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
+    """Return names, as text as in anndata."""
+    check_sizes(file, path)
+    file.prefetch([path])
+    values = _values(file, path)
+    if isinstance(values, np.ndarray) and all(isinstance(each, str) for each in values):
+        return values
+    return as_names(pd.Index(values, dtype=object))
 
 
 _LARGEST_NUMBER = 8  # bytes; torch has none above
@@ -166,22 +132,18 @@ _LARGEST_NUMBER = 8  # bytes; torch has none above
 
 def obs_names(file: AnnDataFile, table: str = "obs") -> tuple[str, ...]:
     """Return the names of the columns of a table such as ``obs``."""
-    obs = file.stored(table)
-    names = texts(obs, "column-order")
-    if names or "column-order" in obs.attrs:
-        return names
-    return tuple(str(name) for name in file.read_old_frame(table).columns)
+    stored = file.stored(table)
+    if not is_group(stored):
+        return tuple(str(name) for name in file.read_oldest_frame(table).columns)
+    if "column-order" not in stored.attrs:
+        raise StructureError(f"{stored.name} lacks an attribute `column-order`")
+    return texts(stored, "column-order")
 
 
 def read_obs(file: AnnDataFile, columns: Sequence[str], table: str = "obs") -> pd.DataFrame:
     """Return the given columns, which must exist, of a table such as ``obs``, in that order."""
-    if is_current(file.stored(table)):
-        n_rows = table_length(file, table)
-        for column in columns:
-            check_sizes(file, f"{table}/{column}", n_rows)
-        file.prefetch([f"{table}/{column}" for column in columns])
-        return pd.DataFrame({column: file.read(f"{table}/{column}") for column in columns})
-    return file.read_old_frame(table)[list(columns)]
+    file.prefetch([f"{table}/{column}" for column in columns if is_group(file.stored(table))])
+    return Table(file, table).read(columns)
 
 
 def plain_obs(file: AnnDataFile, columns: Sequence[str]) -> dict[str, ObsColumn]:
@@ -193,7 +155,7 @@ def plain_obs(file: AnnDataFile, columns: Sequence[str]) -> dict[str, ObsColumn]
     @cache
     def n_rows() -> int | None:  # None if all columns are unusual
         obs = file.stored("obs")
-        if not isinstance(obs, h5py.Group) or not is_current(obs):
+        if not isinstance(obs, h5py.Group):
             return None
         file.prefetch([f"obs/{column}" for column in columns])
         return table_length(file, "obs")
@@ -209,19 +171,15 @@ def plain_obs(file: AnnDataFile, columns: Sequence[str]) -> dict[str, ObsColumn]
 
 
 def _column_tables(column: ObsColumn | None) -> Tables | None:
-    if not isinstance(column, CategoricalColumn):
-        return None if column is None else {"values": column.values}
-    n_bytes = np.array([len(name.encode()) for name in column.categories], np.int64)
-    joined = "".join(column.categories).encode()
-    return {"codes": column.codes, "text": np.frombuffer(joined, np.uint8), "n_bytes": n_bytes}
+    if isinstance(column, CategoricalColumn):
+        return {"codes": column.codes, **pack(column.categories.tolist())}
+    return None if column is None else {"values": column.values}
 
 
 def _column_of(tables: Tables) -> ObsColumn:
     if "values" in tables:
         return NumericColumn(tables["values"])
-    joined, ends = tables["text"].tobytes(), np.cumsum(tables["n_bytes"]).tolist()
-    names = [joined[start:end].decode() for start, end in pairwise([0, *ends])]
-    return CategoricalColumn(tables["codes"], np.array(names, object))
+    return CategoricalColumn(tables["codes"], np.array(unpack(tables), object))
 
 
 def _plain_column(file: AnnDataFile, name: str) -> ObsColumn | None:
@@ -249,27 +207,9 @@ def _plain_column(file: AnnDataFile, name: str) -> ObsColumn | None:
 
 
 def read_var(file: AnnDataFile, name: str) -> pd.DataFrame:
-    """Return a table of genes."""
-    is_old = not is_current(file.stored(name))
+    """Return a table of genes, indexed by their names."""
     check_sizes(file, name)
-    frame: pd.DataFrame = file.read_old_frame(name) if is_old else file.read(name)
-    return frame
-
-
-def read_row_names(file: AnnDataFile, name: str, *, are_shared: bool) -> NDArray[np.object_]:
-    """Return the names of the rows of a table such as ``var``, None for missing names.
-
-    Parameters
-    ----------
-    file, name
-        The file, and the table.
-    are_shared
-        Whether other files have the same names, which are cached; see `read_names`.
-    """
-    if are_shared:
-        return read_names(file, name, is_table=True)
-    index = _index_path(file, name)
-    return as_names(file.read_old_frame(name).index) if index is None else _read(file, index)
+    return Table(file, name).read(obs_names(file, name), are_named=True)
 
 
 def read_rows(stored: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
@@ -277,86 +217,113 @@ def read_rows(stored: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
     return _pick(stored, rows, _runs_with_gaps(rows, _LARGEST_TEXT_GAP))
 
 
-# obs of one file, read by rows, with little more than the rows of a part.
-#
-# Current files and stores are read column by column; anndata reads older ones as a whole.
+# Tables, read by columns and rows, with little more than the rows of a part.
 
 # Rows that are read in vain cost less than another call of h5py.
 _LARGEST_GAP = 1024
 _LARGEST_TEXT_GAP = 128
 
-Values = Any  # an array of NumPy or pandas
 
-
-class ObsRows:
-    """The columns of ``obs`` of one file, or of another table of cells, read by rows.
+class Table:
+    """``obs`` of a file, or another table.
 
     Parameters
     ----------
     file
         An AnnData file or store.
-    table
+    path
         Path of the table.
     """
 
-    def __init__(self, file: AnnDataFile, table: str = "obs") -> None:
-        self._file = file
-        self._table = table
+    def __init__(self, file: AnnDataFile, path: str = "obs") -> None:
+        self._file, self._path = file, path
         self._categories: dict[str, pd.CategoricalDtype] = {}
         self._checked = set[str]()
         self._old: pd.DataFrame | None = None
 
-    def read(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Return columns of the given ascending rows, indexed by the names of the cells."""
-        obs = self._file.stored(self._table)
-        if not is_current(obs):
+    def read(
+        self,
+        columns: Sequence[str],
+        rows: NDArray[np.int64] | None = None,
+        *,
+        are_named: bool = False,
+    ) -> pd.DataFrame:
+        """Return columns of ascending rows, or of all.
+
+        Parameters
+        ----------
+        columns, rows
+            Names of columns, and rows.
+        are_named
+            Whether the result is indexed by the names of its rows, which are read, too.
+        """
+        table = self._file.stored(self._path)
+        if not is_group(table):
             if self._old is None:
-                self._old = self._file.read_old_frame(self._table)
-            return self._old.iloc[rows][list(columns)]
-        runs = _runs_with_gaps(rows)
-        with damage_named(self._file.location, self._table, runs):
-            index = index_of(obs)
-            runs_of_names = _runs_with_gaps(rows, _LARGEST_TEXT_GAP)
-            names = np.asarray(
-                self._read(f"{self._table}/{index}", rows, runs_of_names), dtype=object
-            )
-            values = {name: self._read(f"{self._table}/{name}", rows, runs) for name in columns}
-        name = None if index == "_index" else index
-        return pd.DataFrame(values, index=pd.Index(names, dtype=object, name=name))
+                self._old = self._file.read_oldest_frame(self._path)
+            found = self._old if rows is None else self._old.iloc[rows]
+            return found[list(columns)]
+        index = index_of(table)
+        with damage_named(self._file.location, self._path, _runs_with_gaps(rows)):
+            values = {name: self._column(name, rows) for name in columns}
+            labels: Any = range(table_length(self._file, self._path) if rows is None else rows.size)
+            if are_named:
+                names = np.asarray(self._column(index, rows, _LARGEST_TEXT_GAP), dtype=object)
+                name = None if index == "_index" else index
+                labels = pd.Index(names, dtype=object, name=name)
+        return pd.DataFrame(values, index=labels)
 
-    def _read(self, name: str, rows: NDArray[np.int64], runs: Runs) -> Values:
+    def _column(
+        self, name: str, rows: NDArray[np.int64] | None, largest_gap: int = _LARGEST_GAP
+    ) -> Any:
+        path = f"{self._path}/{name}"
         if name not in self._checked:
-            check_sizes(self._file, name, table_length(self._file, self._table))
+            check_sizes(self._file, path, table_length(self._file, self._path))
             self._checked.add(name)
-        element = self._file.stored(name)
-        if not is_group(element):
-            return _pick(element, rows, runs)
-        encoding = text(element, "encoding-type")
-        if encoding == "categorical":
-            codes = _pick(self._file.stored(f"{name}/codes"), rows, runs)
-            return pd.Categorical.from_codes(codes, dtype=self._dtype(name, element))
-        values, mask = (
-            _pick(self._file.stored(f"{name}/{part}"), rows, runs) for part in ("values", "mask")
-        )
-        if encoding == "nullable-integer":
-            return pd.arrays.IntegerArray(values, mask)
-        if encoding == "nullable-boolean":
-            return pd.arrays.BooleanArray(values, mask)
-        if encoding == "nullable-string-array":
-            values[mask] = None
-            return pd.array(values, dtype="string")
-        msg = f"{element.name} has the unknown encoding {encoding!r}"
-        raise StructureError(msg)
-
-    def _dtype(self, name: str, element: Any) -> pd.CategoricalDtype:
+        element = self._file.stored(path)
+        if is_group(element):
+            codes, categories = f"{path}/codes", f"{path}/categories"
+            is_categorical = text(element, "encoding-type") == "categorical"
+        else:  # as anndata 0.7 wrote them
+            codes, categories = path, f"{self._path}/__categories/{name}"
+            is_categorical = "categories" in element.attrs
+        if not is_categorical:
+            return _values(self._file, path, rows, largest_gap)
         if name not in self._categories:
-            ordered = flag(element, "ordered")
-            categories = self._file.read(f"{name}/categories")
-            self._categories[name] = pd.CategoricalDtype(categories, ordered=ordered)
-        return self._categories[name]
+            check_sizes(self._file, categories)
+            ordered = flag(element, "ordered") or flag(self._file.stored(categories), "ordered")
+            dtype = pd.CategoricalDtype(_values(self._file, categories), ordered=ordered)
+            self._categories[name] = dtype
+        found = _values(self._file, codes, rows, largest_gap)
+        return pd.Categorical.from_codes(found, dtype=self._categories[name])
 
 
-def _pick(stored: Any, rows: NDArray[np.int64], runs: Runs) -> NDArray[Any]:
+def _values(
+    file: AnnDataFile,
+    path: str,
+    rows: NDArray[np.int64] | None = None,
+    largest_gap: int = _LARGEST_GAP,
+) -> Any:
+    """Return values of an array, which may have a mask, as NumPy or pandas represents them."""
+    element = file.stored(path)
+    runs = _runs_with_gaps(rows, largest_gap)
+    encoding = text(element, "encoding-type")
+    if not is_group(element) and encoding in ("", "array", "string-array"):
+        return _pick(element, rows, runs)
+    if not is_group(element) or not encoding.startswith("nullable-"):
+        raise StructureError(f"{element.name} has the unknown encoding {encoding!r}")
+    values, mask = (_pick(file.stored(f"{path}/{part}"), rows, runs) for part in ("values", "mask"))
+    if encoding == "nullable-integer":
+        return pd.arrays.IntegerArray(values, mask)
+    if encoding == "nullable-boolean":
+        return pd.arrays.BooleanArray(values, mask)
+    values[mask] = None
+    return pd.array(values, dtype="string")
+
+
+def _pick(
+    stored: Any, rows: NDArray[np.int64] | None = None, runs: Runs | None = None
+) -> NDArray[Any]:
     """Return ``stored[rows]`` for an HDF5 or zarr array of numbers or text.
 
     Parameters
@@ -364,21 +331,24 @@ def _pick(stored: Any, rows: NDArray[np.int64], runs: Runs) -> NDArray[Any]:
     stored
         The array.
     rows
-        Ascending rows.
+        Ascending rows; all if None.
     runs
         `_runs_with_gaps` of ``rows``.
     """
-    is_text = stored.dtype.kind not in "biuf"
+    is_text = stored.dtype.kind not in "biufc"
     if is_text and isinstance(stored, h5py.Dataset):
         stored = stored.asstr()
-    out = np.empty(rows.size, dtype=object if is_text else stored.dtype.newbyteorder("="))
+    dtype = np.dtype(object) if is_text else stored.dtype.newbyteorder("=")
+    if rows is None or runs is None:
+        return np.asarray(stored[...], dtype=dtype)
+    out = np.empty(rows.size, dtype=dtype)
     bounds = np.searchsorted(rows, runs)
     for (start, stop), (first, last) in zip(runs.tolist(), bounds.tolist(), strict=True):
-        out[first:last] = np.asarray(stored[start:stop], dtype=out.dtype)[rows[first:last] - start]
+        out[first:last] = np.asarray(stored[start:stop], dtype=dtype)[rows[first:last] - start]
     return out
 
 
-def _runs_with_gaps(rows: NDArray[np.int64], largest: int = _LARGEST_GAP) -> Runs:
+def _runs_with_gaps(rows: NDArray[np.int64] | None, largest: int = _LARGEST_GAP) -> Runs:
     """Return runs that contain ascending ``rows``, and other rows only if that saves a call.
 
     Examples
@@ -386,7 +356,7 @@ def _runs_with_gaps(rows: NDArray[np.int64], largest: int = _LARGEST_GAP) -> Run
     >>> _runs_with_gaps(np.array([3, 5, 9, 5000])).tolist()
     [[3, 10], [5000, 5001]]
     """
-    if not rows.size:
+    if rows is None or not rows.size:
         return np.empty((0, 2), dtype=np.int64)
     breaks = np.flatnonzero(np.diff(rows) > largest)
     firsts, lasts = np.append(0, breaks + 1), np.append(breaks, rows.size - 1)

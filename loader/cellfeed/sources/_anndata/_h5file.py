@@ -1,38 +1,62 @@
-"""An HDF5 file of AnnData, local or remote: its arrays, and the locations of their chunks."""
+"""An HDF5 file of AnnData, local or remote: its arrays, and the locations of their chunks.
+
+Links are followed here, so that HDF5 opens no pipe and no other file than the one that is watched.
+"""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import errno
+import gc
 import math
+import os
+import threading
+import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import h5py
 import numpy as np
 from h5py._objects import phil  # the lock that all of h5py takes: pages come under it
+from numpy.typing import NDArray
 
 from cellfeed import decode
-from cellfeed._errors import CellfeedError, FormatError
-from cellfeed._lazy import pd
-from cellfeed.bytes import ByteStore, LastingIdentity, Location, replaced
+from cellfeed._errors import CellfeedError, FormatError, PathError
+from cellfeed._lazy import ad, pd
+from cellfeed.bytes import (
+    NO_OPTIONS,
+    ByteStore,
+    LastingIdentity,
+    Location,
+    StorageOptions,
+    identity,
+    lasting_identity,
+    replaced,
+    require_file,
+)
 from cellfeed.bytes._remote import PagedFile, RemoteObjects, Version, paged_file
 from cellfeed.bytes._tables import CachedTables, Computed, FileRecord, Tables
 from cellfeed.decode._array import check_grid, chunk_grid
+from cellfeed.decode._files import OpenFile
 from cellfeed.decode._hdf5 import (
     hdf5_array,
     hdf5_codec,
     hdf5_has_checksums,
     hdf5_slow_read,
     hdf5_tables,
+    longest_text,
 )
-from cellfeed.sources._anndata._file import AnnDataFile
+from cellfeed.machine import share_of_descriptors
+from cellfeed.sources._anndata._file import AnnDataFile, check_sizes, own_members
+from cellfeed.sources._registry import other_format
+from cellfeed.sources._source import WatchedFiles
 
 _DEEPEST = 8  # groups in a table
-_UNOPENED = OSError, RuntimeError, ValueError  # of a link that leads to itself, for example
 _MOST_LINKS = 16  # that HDF5 follows, too
 
 
@@ -51,14 +75,15 @@ class H5File(AnnDataFile):
 
     def __init__(self, location: Location) -> None:
         super().__init__(location)
-        self._examined = set[str]()  # elements whose other files are watched by this process
+        # Of elements that this process has checked: another file, if they lie there, and the path.
+        self._resolved = dict[str, tuple[H5File | None, str]]()
         self._record = FileRecord(self.lasting_name)
         # Elements that one computation asks for several times. Later, they are closed: HDF5 keeps
         # the last chunks of those that are open.
         self._held: dict[str, Any] | None = None
 
     def _open(self) -> h5py.File:
-        self._examined.clear()
+        self._resolved.clear()
         return self._open_file()
 
     @abstractmethod
@@ -75,75 +100,98 @@ class H5File(AnnDataFile):
     def byte_store(self) -> ByteStore:
         """The byte store of chunks."""
 
+    def _resolve(self, name: str, n_links: int = 0) -> tuple[H5File, str]:
+        """Return the file in which an element lies, and its path there without links.
+
+        The path may end where the element is missing.
+
+        Raises
+        ------
+        FormatError
+            A link leads to nothing, to itself, or into a file that cellfeed does not read.
+        """
+        file, parts = self(), [part for part in name.split("/") if part]
+        for k in range(len(parts)):
+            link = file.get("/".join(parts[: k + 1]), getlink=True)
+            if not isinstance(link, h5py.SoftLink | h5py.ExternalLink):
+                continue
+            is_inside = isinstance(link, h5py.SoftLink)
+            of = "" if is_inside else f" of {link.filename!r}"
+            what = f"{self.location}: `{'/'.join(parts)}` is a link to `{link.path}`{of}"
+            start = parts[:k] if is_inside and not link.path.startswith("/") else []
+            if n_links < _MOST_LINKS:
+                there = self if is_inside else self._linked_file(link.filename, what)
+                target = "/".join([*start, link.path])
+                where, path = there._resolve(target, n_links + 1)  # noqa: SLF001 - of this class
+                if not path or path in where():
+                    rest = "/".join([path, *parts[k + 1 :]])
+                    return where._resolve(rest, n_links + 1)  # noqa: SLF001 - of this class
+            raise FormatError(f"{what}, which cannot be opened; put back what it leads to")
+        return self, "/".join(parts)
+
     @abstractmethod
-    def read_oldest_frame(self, name: str) -> pd.DataFrame:
-        """Read ``obs``, ``var`` or ``raw/var`` in the format of anndata before 0.7."""
+    def _linked_file(self, name: str, what: str) -> H5File:
+        """Return another file into which a link leads.
+
+        Parameters
+        ----------
+        name
+            Its path from the folder of this file.
+        what
+            Which link it is, for messages.
+
+        Raises
+        ------
+        FormatError
+            It is not read.
+        """
 
     def stored(self, name: str) -> Any:
-        """See `AnnDataFile`; it may lie in another file."""
+        """Return an array or group, which may lie in another file; see `AnnDataFile`."""
         held = self._held
         if held is not None and name in held:
             return held[name]
         file = self()
-        link = None if name in self._examined else external_link(file, name)
-        path = None if link is None else self._follow(link, name)
-        try:
-            found = file[name]
-        except (KeyError, *_UNOPENED):
-            broken = broken_link(file, name)
-            if broken is None:
-                raise
-            of = f" of {broken.filename!r}" if isinstance(broken, h5py.ExternalLink) else ""
-            msg = f"{self.location}: `{name}` is a link to `{broken.path}`{of}, which cannot be"
-            raise FormatError(f"{msg} opened; put back what it leads to") from None
-        if name not in self._examined:
-            self._examine(found, name, path)
-            self._examined.add(name)
+        is_new = name not in self._resolved
+        if is_new:
+            where, path = self._resolve(name)
+            self._resolved[name] = None if where is self else where, path
+        other, path = self._resolved[name]
+        found = file[path or "/"] if other is None else other.stored(path)
+        if is_new and other is None:
+            # Another file may be mounted in this one.
+            is_here = h5py.h5o.get_info(found.id).fileno == h5py.h5o.get_info(file.id).fileno
+            is_array = isinstance(found, h5py.Dataset)
+            if not is_here or (is_array and (found.is_virtual or found.external)):
+                del self._resolved[name]
+                raise self._elsewhere(name)
         if held is not None:
             held[name] = found
         return found
+
+    def _elsewhere(self, name: str) -> FormatError:
+        msg = f"{self.location}: `{name}` is virtual, or has its values in another file"
+        remedy = "write one file with all values: `anndata.read_h5ad(path).write_h5ad(copy)`"
+        return FormatError(f"{msg}; {remedy}")
 
     def are_same(self, name: str, other: str) -> bool:
         """Return whether two arrays are one object of HDF5."""
         return bool(self.stored(name) == self.stored(other))
 
-    @abstractmethod
-    def _follow(self, link: h5py.ExternalLink, name: str) -> Path | None:
-        """Return the file to which the link of an element leads, before HDF5 opens that.
-
-        None if it is nowhere.
-
-        Raises
-        ------
-        FormatError
-            HDF5 must not open what is there.
-        """
-
-    @abstractmethod
-    def _examine(self, found: Any, name: str, path: Path | None) -> None:
-        """Watch the other files that an array or group lies in or takes its values from.
-
-        Parameters
-        ----------
-        found, name
-            The array or group, and its path.
-        path
-            The file in which it lies, as `_follow` returned it; None for this one.
-
-        Raises
-        ------
-        FormatError
-            It cannot be read from there.
-        """
-
     def read(self, name: str) -> Any:
         """Return an element as anndata reads it."""
+        where, path = self._resolve(name)
+        if where is not self:
+            return where.read(path)
         self.prefetch([name])
         self._examine_all(name)
         return super().read(name)
 
     def _examine_all(self, name: str, depth: int = 0) -> None:
+        """Check that HDF5 finds in this file all that it reads with a group."""
         found = self.stored(name)
+        if self._resolved[name][0] is not None:
+            raise self._elsewhere(name)
         if isinstance(found, h5py.Group):
             if depth == _DEEPEST:
                 msg = f"{self.location}: `{name}` is nested too deeply; write the file again"
@@ -151,16 +199,10 @@ class H5File(AnnDataFile):
             for each in found:
                 self._examine_all(f"{name}/{each}", depth + 1)
 
-    def stored_bytes(self, name: str) -> int | None:
-        """Return the size of an array's elements in the file, in bytes; None in other files."""
+    def stored_bytes(self, name: str) -> int:
+        """Return the size of an array's elements in the file, in bytes."""
         stored = self.stored(name)
-        if stored.is_virtual or stored.external:
-            return None
         return min(int(stored.id.get_storage_size()), int(stored.file.id.get_filesize()))
-
-    def n_absent(self, name: str) -> int:
-        """Return how many chunks of an array were never written."""
-        return absent_chunks(self.stored(name))
 
     def codec(self, name: str) -> str:
         """Return the compression of an array, such as "gzip 4" or "none"."""
@@ -175,16 +217,24 @@ class H5File(AnnDataFile):
         return hdf5_slow_read(self.stored(name))
 
     def n_lost(self, name: str) -> int:
-        """Return how many chunks of an array were never written; 0 if they are not zeros."""
-        return lost_chunks(self.stored(name))
+        """Return how many chunks of an array were never written; 0 if they are other numbers."""
+        stored = self.stored(name)
+        is_filled = stored.dtype.kind in "biuf" and stored.fillvalue != 0
+        if stored.chunks is None or not stored.size or is_filled:
+            return 0
+        n_chunks = math.prod(chunk_grid(stored.shape, stored.chunks))
+        return n_chunks - int(stored.id.get_num_chunks())
 
     def chunked_array(self, name: str, *, lost_is_zero: bool) -> decode.ChunkedArray | None:
         """Return a chunked array; None if `slow_read` gives a reason."""
+        if self.linked_files:
+            where, path = self._resolve(name)
+            if where is not self:
+                return where.chunked_array(path, lost_is_zero=lost_is_zero)
         tables = self.recorded(f"chunks of {name}", lambda: self._tables_of(name))
         if tables is None:
             return None
-        file = self._where(name)[0] if self.linked_files else self
-        return hdf5_array(tables, name, file.byte_store, lost_is_zero=lost_is_zero)
+        return hdf5_array(tables, name, self.byte_store, lost_is_zero=lost_is_zero)
 
     def _tables_of(self, name: str) -> Tables | None:
         return hdf5_tables(self.stored(name), lambda: self.table_cache(name))
@@ -203,33 +253,9 @@ class H5File(AnnDataFile):
             self._held = None
 
     def table_cache(self, name: str) -> CachedTables:
-        """Return the cache for tables of an array between openings.
-
-        Nothing is cached of values that lie in several files, only one of which is identified.
-        """
-        file, key = self._where(name)
-        return CachedTables(
-            file.lasting_name, key, file.identity if self._is_in_one_file(name) else lambda: None
-        )
-
-    def _is_in_one_file(self, name: str) -> bool:
-        found = self.stored(name)
-        if isinstance(found, h5py.Dataset):
-            return not (found.is_virtual or found.external)
-        members = [f"{name}/{each}" for each in found]
-        return all(
-            self._where(each)[0] is self._where(name)[0] and self._is_in_one_file(each)
-            for each in members
-        )
-
-    def _where(self, name: str) -> tuple[H5File, str]:
-        """Return the file in which an array lies, and what identifies it there."""
-        return self, name
-
-    def _read_old_frame(self, name: str) -> pd.DataFrame:
-        self._examine_all(name)
-        # MuData came when anndata wrote tables as groups.
-        return super()._read_old_frame(name) if "mod" in self() else self.read_oldest_frame(name)
+        """Return the cache for tables of an array between openings."""
+        where, path = self._resolve(name)
+        return CachedTables(where.lasting_name, path, where.identity)
 
     def location_of(self, file: int) -> Location:  # noqa: ARG002 - there is one
         """Return the location of the file."""
@@ -241,63 +267,6 @@ class H5File(AnnDataFile):
             stored = self.stored(name)
             if stored.chunks is not None:
                 check_grid(stored.shape, stored.chunks, stored.dtype.itemsize)
-
-
-def lost_chunks(dataset: h5py.Dataset) -> int:
-    """Return how many chunks of an array were never written; 0 if they are not zeros."""
-    return 0 if dataset.fillvalue != 0 else absent_chunks(dataset)
-
-
-def absent_chunks(dataset: h5py.Dataset) -> int:
-    """Return how many chunks of an array were never written."""
-    if dataset.chunks is None or not dataset.size:
-        return 0
-    n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
-    return n_chunks - int(dataset.id.get_num_chunks())
-
-
-def broken_link(group: h5py.Group, name: str) -> h5py.ExternalLink | h5py.SoftLink | None:
-    """Return the first link of a path that leads to nothing; None if the path just ends."""
-    for part in filter(None, name.split("/")):
-        if not isinstance(group, h5py.Group):
-            return None
-        link = group.get(part, getlink=True)
-        try:
-            group = group[part]
-        except (KeyError, *_UNOPENED):
-            return None if isinstance(link, h5py.HardLink) else link
-    return None
-
-
-def external_link(group: h5py.Group, name: str, depth: int = 0) -> h5py.ExternalLink | None:
-    """Return the first link of a path into another file, with the rest of the path there.
-
-    None if all of it is in this one.
-    """
-    parts = [part for part in name.split("/") if part]
-    for k in range(len(parts)):
-        try:
-            link = group.get("/".join(parts[: k + 1]), getlink=True)
-        except _UNOPENED:
-            return None
-        rest = parts[k + 1 :]
-        if isinstance(link, h5py.ExternalLink):
-            return h5py.ExternalLink(link.filename, "/".join([link.path, *rest]))
-        if isinstance(link, h5py.SoftLink) and depth < _MOST_LINKS:
-            parent = group["/".join(parts[:k])] if k else group
-            start = group.file if link.path.startswith("/") else parent
-            return external_link(start, "/".join([link.path, *rest]), depth + 1)
-    return None
-
-
-def own_members(group: Any) -> dict[str, Any]:
-    """Return the arrays and groups in a group of HDF5 or zarr, without those in other files."""
-    if isinstance(group, h5py.Group):
-        names = [name for name in group if external_link(group, name) is None]
-    else:
-        names = list(group)
-    found = {name: group.get(name) for name in names}
-    return {name: each for name, each in found.items() if each is not None}
 
 
 # A file on a web server or in an object store, unconverted.
@@ -378,33 +347,10 @@ class RemoteH5File(H5File):
     def check_unchanged(self) -> None:
         """Do nothing, since each answer of the server is checked."""
 
-    def _follow(self, link: h5py.ExternalLink, name: str) -> Path | None:
-        """Refuse links into other files, for which HDF5 takes this one; see `H5File`."""
-        raise self._elsewhere(name, link.filename)
-
-    def _examine(self, found: Any, name: str, path: Path | None) -> None:  # noqa: ARG002 - there is one
-        """Refuse arrays with values in other files; see `H5File`."""
-        if not isinstance(found, h5py.Dataset):
-            return
-        for file_name, _, _ in found.external or ():
-            raise self._elsewhere(name, file_name)
-        for source in found.virtual_sources() if found.is_virtual else ():
-            if source.file_name != ".":
-                raise self._elsewhere(name, source.file_name)
-            try:
-                self.stored(source.dset_name)
-            except KeyError:
-                msg = (
-                    f"`{name}` is virtual, with values of `{source.dset_name}`, which is not there"
-                )
-                raise FormatError(f"{self.location}: {msg}; write the file again") from None
-
-    def _elsewhere(self, name: str, file_name: str) -> FormatError:
-        msg = (
-            f"{self.location}: `{name}` is in another file, {file_name!r}, which is not looked for "
-            "on servers; download both files, or write one with all values"
-        )
-        return FormatError(msg)
+    def _linked_file(self, name: str, what: str) -> H5File:  # noqa: ARG002 - for messages
+        """Refuse links into other files; see `H5File`."""
+        msg = f"{what}, another file, which is not looked for on servers; download both files"
+        raise FormatError(f"{msg}, or write one with all values")
 
     def _tables_of(self, name: str) -> Tables | None:
         # The index of chunks is fetched level by level.
@@ -447,7 +393,264 @@ class RemoteH5File(H5File):
         finally:
             self._pages.index_of_chunks(0)
 
+
+# A local file, whose chunks compiled threads read through its descriptor.
+
+
+class LocalH5File(H5File, ByteStore):
+    """A file whose size and modification time are watched, with those of files that it links to.
+
+    HDF5 has few files open at a time; see `_LatestFiles`. Chunks are read through a descriptor of
+    its own, or by path where there are too many files for that.
+
+    Parameters
+    ----------
+    path
+        The file.
+    options
+        Whether pages are dropped after each fetch.
+    """
+
+    def __init__(self, path: Path, options: StorageOptions = NO_OPTIONS) -> None:
+        self._absolute = path.absolute()  # it stays the same file where the folder changes
+        self._watched = WatchedFiles()
+        super().__init__(Location.of(path).with_options(options))
+        self._opened_as: LastingIdentity | None = None  # the file as this process opened it
+        self._linked = dict[Path, LocalH5File]()  # by absolute path
+        self._handle: _Handle | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_handle": None}
+
+    def __call__(self) -> h5py.File:
+        """Return the file, open in HDF5."""
+        file = self._opened if self.is_open else None
+        if file is None:  # also where another thread has closed it meanwhile
+            file = self._opened = self._open()
+            self._process = os.getpid()
+            _latest.add(self)
+        return file
+
+    def close(self) -> None:
+        """Close the file in HDF5 once nothing refers to its arrays; a call opens it again."""
+        self._process, self._opened = -1, None
+
+    @property
+    def byte_store(self) -> ByteStore:
+        """The byte store of chunks: this file."""
+        return self
+
+    def _open_file(self) -> h5py.File:
+        file = _open(self.location, self._absolute)
+        if _OpenedFile.is_of_earlier(file):
+            file.close()
+            gc.collect()  # an error of Python 3.12 may keep a collection until then
+            file = _open(self.location, self._absolute)
+            if _OpenedFile.is_of_earlier(file):
+                msg = (
+                    f"{self.location}: was written to while this process has it open, and HDF5 "
+                    "still has its earlier contents; delete all collections and datasets of it, "
+                    "or restart Python, and open it again"
+                )
+                raise FormatError(msg)
+        found = _state_of(file)
+        _OpenedFile.add(file, found)
+        self._opened_as = lasting_identity([("", found)])
+        self._watched.see(self._absolute, found, self.location)
+        return file
+
+    @property
+    def lasting_name(self) -> str:
+        return str(self._absolute)
+
+    def identity(self) -> LastingIdentity | None:
+        """Return the identity of the file; None if it was written to since HDF5 opened it.
+
+        HDF5 may still have earlier contents in memory.
+        """
+        if not self.is_open:
+            try:
+                at_path = self._absolute.stat()
+            except OSError:
+                return None  # which opening will report
+            self._watched.see(self._absolute, at_path, self.location)
+            return lasting_identity([("", at_path)])
+        found = lasting_identity([("", _state_of(self()))])
+        is_same = self._opened_as is not None and self._opened_as.digest == found.digest
+        return self._opened_as if is_same else None
+
+    def handles(self, files: NDArray[np.int64]) -> tuple[NDArray[np.int64], object]:
+        """Return a file descriptor, or the address of the path; see `ByteStore`."""
+        if self._handle is None or self._handle.process != os.getpid():
+            self._handle = _Handle(self._absolute)
+            if self._handle.file is not None:
+                found = os.fstat(self._handle.file.descriptor)
+                self._watched.see(self._absolute, found, self.location)
+        return np.full(len(files), self._handle.number, np.int64), self._handle
+
+    def check_files(self, files: NDArray[np.int64]) -> None:  # noqa: ARG002 - there is one
+        """Check this file; see `ByteStore`."""
+        self._watched.check()
+
+    def sizes(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the size of the file in bytes, -1 if it is missing."""
+        try:
+            n_bytes = self._absolute.stat().st_size
+        except FileNotFoundError:
+            n_bytes = -1
+        return np.full(len(files), n_bytes, np.int64)
+
+    def check_unchanged(self) -> None:
+        """Check that the path still leads to the file that was first opened; see `AnnDataFile`."""
+        self._watched.check()
+        for each in self._linked.values():
+            each.check_unchanged()
+
+    @property
+    def linked_files(self) -> Sequence[Path]:  # type: ignore[override]
+        """The files that its elements are linked to, as far as they have been read."""
+        files = self._linked.items()
+        return tuple(path for own, file in files for path in (own, *file.linked_files))
+
+    def _linked_file(self, name: str, what: str) -> H5File:
+        """Return a file by its path from the folder of this one; see `H5File`."""
+        path = self._absolute.parent / name
+        if not path.is_file():  # HDF5 would wait for a pipe
+            raise FormatError(f"{what}, which is no file; put back what it leads to")
+        return self._linked.setdefault(path, LocalH5File(path, self.location.options))
+
     def read_oldest_frame(self, name: str) -> pd.DataFrame:
-        """Refuse tables of anndata before 0.7, which anndata only reads from local files."""
-        msg = f"{self.location}: `{name}` is in the format of anndata before 0.7"
-        raise FormatError(f"{msg}; download the file, or write it again with anndata")
+        """Read ``obs``, ``var`` or ``raw/var`` through anndata, which needs the whole file."""
+        for each in self():
+            self._examine_all(each)
+            if each not in ("X", "raw.X"):  # which stay in the file
+                check_sizes(self, each)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the file is old is no news to its reader
+            adata = ad.read_h5ad(self._absolute, backed="r")
+        try:
+            table: pd.DataFrame = adata.raw.var if name.startswith("raw") else getattr(adata, name)
+            return table
+        finally:
+            adata.file.close()
+
+    def check_texts(self, name: str) -> None:
+        """Check that no text of an array is longer than its file; see `AnnDataFile`."""
+        stored = self.stored(name)
+        descriptor = stored.file.id.get_vfd_handle()
+        n_bytes = longest_text(stored, lambda offset, n: os.pread(descriptor, n, offset))
+        if n_bytes > int(stored.file.id.get_filesize()):
+            msg = f"{self.location}: `{name}` has a text of {n_bytes:,} bytes, more than its file"
+            raise FormatError(f"{msg}; copy or download it again")
+
+
+class _Handle:
+    """What compiled threads of this process read a file by: a descriptor, or the path."""
+
+    def __init__(self, path: Path) -> None:
+        self.process = os.getpid()
+        self.file: OpenFile | None = None
+        if OpenFile.n_more():
+            with contextlib.suppress(OSError):  # which is reported when the path is read
+                self.file = OpenFile(path)
+        self._path = np.frombuffer(os.fsencode(path) + b"\0", np.uint8)
+        self.number = -self._path.ctypes.data if self.file is None else self.file.descriptor
+
+
+class _LatestFiles:
+    """The files that HDF5 has open in this process: those that were opened last.
+
+    Each takes a descriptor and 0.6 MB of memory. Where there are too many, that which has been open
+    for longest is closed, and is opened again when it is needed.
+    """
+
+    def __init__(self) -> None:
+        self.enter_process()
+
+    def enter_process(self) -> None:
+        """Begin anew, in a fork too: a thread that is gone may hold the lock."""
+        self._lock = threading.Lock()
+        # In the order of opening; without callbacks, in which Ctrl-C could be lost.
+        self._files: list[weakref.ref[LocalH5File]] = []
+
+    def add(self, file: LocalH5File) -> None:
+        """Add a file that is open now, and close others if there are too many."""
+        with self._lock:
+            there = [each for known in self._files if (each := known()) not in (None, file)]
+            n_open = len(there) + 1
+            most = max(1, min(_MOST_IN_HDF5, share_of_descriptors(_SHARE_OF_HDF5, n_open)))
+            self._files = [weakref.ref(each) for each in (*there, file)][-most:]
+        for each in there[: max(0, n_open - most)]:
+            each.close()
+
+
+_MOST_IN_HDF5 = 64
+_SHARE_OF_HDF5 = 8  # of the descriptors that are left; others belong to chunks and tables
+_latest = _LatestFiles()
+os.register_at_fork(after_in_child=_latest.enter_process)
+
+
+class _OpenedFile:
+    """A file that this process has open, and its state when it was opened.
+
+    As long as one handle is open, HDF5 opens no other for the same file, and what it has read of
+    the file before stays in memory.
+    """
+
+    _all: ClassVar[dict[tuple[int, int], list[_OpenedFile]]] = {}  # by device and inode
+
+    def __init__(self, file: h5py.File, found: os.stat_result) -> None:
+        self._file, self._identity = weakref.ref(file), identity(found)
+
+    @classmethod
+    def add(cls, file: h5py.File, found: os.stat_result) -> None:
+        """Record the state of a file that is open now."""
+        cls._all.setdefault(_inode_of(found), []).append(cls(file, found))
+
+    @classmethod
+    def is_of_earlier(cls, file: h5py.File) -> bool:
+        """Return whether a handle is of a file that has changed since another was opened."""
+        found = _state_of(file)
+        same = cls._all.get(_inode_of(found), [])
+        for each in list(same):
+            if not each._file():  # noqa: SLF001 - it is gone, or closed
+                with contextlib.suppress(ValueError):  # another thread has removed it
+                    same.remove(each)
+        return any(each._identity != identity(found) for each in list(same))  # noqa: SLF001
+
+
+def _state_of(file: h5py.File) -> os.stat_result:
+    return os.fstat(file.id.get_vfd_handle())
+
+
+def _inode_of(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def _open(path: Location, absolute: Path) -> h5py.File:
+    require_file(absolute, path)
+    try:
+        # HDF5's default locking: another would clash with a handle that the user has open.
+        return h5py.File(absolute, "r")
+    except PermissionError as error:
+        msg = f"{path}: permission to read is denied; check its permissions"
+        raise PathError(msg) from error
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            msg = f"{path}: too many files are open; allow more, for example with `ulimit -n 65536`"
+            raise PathError(msg) from error
+        if "unable to lock file" in str(error):
+            remedy = (
+                "another process has it open for writing; close it there"
+                if error.errno == errno.EAGAIN
+                else "its file system has no locks; set HDF5_USE_FILE_LOCKING=FALSE"
+            )
+            raise PathError(f"{path}: cannot be locked: {remedy}") from error
+        if "truncated file" in str(error):
+            msg = f"{path}: the file is truncated; copy or download it again"
+        elif not h5py.is_hdf5(absolute):
+            what = other_format(path) or "not an HDF5 file, so not .h5ad; give AnnData files"
+            msg = f"{path}: is {what}"
+        else:
+            msg = f"{path}: cannot be opened as HDF5 ({error}); copy or download it again"
+        raise FormatError(msg) from error

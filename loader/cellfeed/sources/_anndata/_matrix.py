@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._errors import FormatError
-from cellfeed._lazy import pd
 from cellfeed._runs import Runs, count_rows, expand
 from cellfeed.bytes import cancellable_threads
 from cellfeed.bytes._tables import Tables, are_many
@@ -19,8 +18,7 @@ from cellfeed.decode import ChunkedArray, Decoder, SlowRead, can_cast
 from cellfeed.machine import usable_cpu_count
 from cellfeed.rows import CsrChunks, CsrRows, DenseChunks, Layout, summable
 from cellfeed.sources._anndata import _annotations as frames
-from cellfeed.sources._anndata._damage import check_sizes, damage_named, table_length
-from cellfeed.sources._anndata._file import AnnDataFile, is_group, text
+from cellfeed.sources._anndata._file import AnnDataFile, damage_named, table_length
 from cellfeed.sources._source import StoredElement, fill, why_not_cast
 
 
@@ -134,7 +132,7 @@ class StoredMatrix(StoredElement):
         if self.var is None:
             return super().var_names()
         with self._damage_named(self.var):
-            return frames.read_row_names(self._file, self.var, are_shared=True)
+            return frames.read_names(self._file, self.var, is_table=True)
 
     def _is_zero_where_lost(self, name: str) -> bool:  # noqa: ARG002 - of a dense matrix, all are
         """Return whether missing chunks of an array are zero; otherwise they were lost."""
@@ -434,137 +432,3 @@ class StoredDense(StoredMatrix):
         rows = self._read_slices(self._element, runs, runs)
         self._file.check_unchanged()
         return rows.reshape(len(rows), *self.shape[1:])
-
-
-# Data frames of numbers, such as in obsm, read completely, once in each process.
-
-_NULLABLE = {"nullable-integer", "nullable-boolean"}
-
-
-class StoredFrame(StoredMatrix):
-    """A data frame of an AnnData file as a dense matrix with the same columns.
-
-    Columns are stored one by one, so the whole frame is read at its first use. Columns that can
-    have missing values are read as float64, with NaN for missing values. Rows are matched with
-    cells by name, unless the rows are only numbered.
-
-    Parameters
-    ----------
-    file, element, obs
-        See `StoredMatrix`; columns keep their names.
-
-    Raises
-    ------
-    FormatError
-        A column is neither numeric nor boolean, or the rows are those of other cells.
-    """
-
-    layout: Layout = "dense"
-    rows_per_chunk = 1.0
-
-    def __init__(self, file: AnnDataFile, element: str, obs: str = "obs") -> None:
-        super().__init__(file, element, None, obs)
-        self._names = frames.obs_names(file, element)
-        dtypes = {name: _dtype(file.stored(f"{element}/{name}")) for name in self._names}
-        others = [name for name, dtype in dtypes.items() if dtype is None]
-        if others:
-            msg = (
-                f"{self.location}: the data frame `{element}` has columns that are neither "
-                f"numbers nor booleans: {', '.join(map(repr, others))}; write it without them, or "
-                "with their codes"
-            )
-            raise FormatError(msg)
-        known = [dtype for dtype in dtypes.values() if dtype is not None]
-        self.dtype = np.result_type(*known) if known else np.dtype(np.float64)
-        self.shape = (table_length(file, element), len(self._names))
-        self._check_tables(self.shape)
-        arrays = list[str]()
-        for column in (f"{element}/{name}" for name in self._names):
-            is_nullable = is_group(file.stored(column))
-            arrays += [f"{column}/values", f"{column}/mask"] if is_nullable else [column]
-        self._array_names = tuple(arrays)
-        self._order = rows_of_frame(file, element, obs)
-        self.var = element
-        self._values: NDArray[Any] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_values": None}
-
-    def codec(self) -> str:
-        """Return the compression of the values, as text."""
-        return super().codec() if self._names else "none"
-
-    def var_names(self) -> NDArray[np.object_]:
-        """Return the names of the columns, str, shape (n_columns,)."""
-        return np.array(self._names, object)
-
-    def load_tables(self) -> None:
-        """Read the frame."""
-        self._all_rows()
-
-    def read_rows(self, runs: Runs) -> NDArray[Any]:
-        """Return the rows of ``runs``."""
-        rows: NDArray[Any] = self._all_rows()[expand(runs)]
-        return rows
-
-    def _all_rows(self) -> NDArray[Any]:
-        self._file.check_unchanged()
-        if self._values is None:
-            with self._damage_named(self._element):
-                check_sizes(self._file, self._element, self.shape[0])
-            values = np.empty(self.shape, self.dtype)
-            for k, name in enumerate(self._names):
-                with self._damage_named(f"{self._element}/{name}"):
-                    column = self._file.read(f"{self._element}/{name}")
-                    if hasattr(column, "to_numpy"):  # nullable, of pandas
-                        column = column.to_numpy(dtype=np.float64, na_value=np.nan)
-                    values[:, k] = column
-            self._file.check_unchanged()
-            self._values = values if self._order is None else values[self._order]
-        return self._values
-
-
-def rows_of_frame(file: AnnDataFile, element: str, obs: str) -> NDArray[np.int64] | None:
-    """Return the row of each cell in a data frame, by its name; None if they are in order.
-
-    Parameters
-    ----------
-    file, element, obs
-        The file, the frame, and the table of the cells.
-
-    Raises
-    ------
-    FormatError
-        The rows are those of other cells.
-    """
-    with damage_named(file.location, element):
-        rows = frames.read_row_names(file, element, are_shared=False)
-    with damage_named(file.location, obs):
-        cells = frames.read_row_names(file, obs, are_shared=False)
-    if np.array_equal(rows, cells):
-        return None
-    index = pd.Index(rows, dtype=object)
-    order = (
-        index.get_indexer(pd.Index(cells, dtype=object))
-        if index.is_unique
-        else np.full(cells.size, -1)
-    )
-    if len(order) and not np.array_equal(np.sort(order), np.arange(rows.size)):
-        if any(np.array_equal(rows, np.arange(n, rows.size + n).astype(str)) for n in (0, 1)):
-            return None
-        n_other = int(np.count_nonzero(~np.isin(cells.astype(str), rows.astype(str))))
-        other = f"{n_other:,} of its cells" if n_other else "cells whose names are not distinct"
-        msg = (
-            f"{file.location}: the data frame `{element}` has other row names than "
-            f"{obs}, and none for {other}; write it with `adata.obs_names` as its index"
-        )
-        raise FormatError(msg)
-    return order.astype(np.int64)
-
-
-def _dtype(column: Any) -> np.dtype[Any] | None:
-    """Return the dtype for reading a column; None if it is neither numeric nor boolean."""
-    if not is_group(column):
-        is_number = column.dtype.kind in "biuf" and "categories" not in column.attrs
-        return native(column.dtype) if is_number else None
-    return np.dtype(np.float64) if text(column, "encoding-type") in _NULLABLE else None

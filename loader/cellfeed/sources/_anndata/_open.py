@@ -22,19 +22,21 @@ from cellfeed.bytes import SCHEMES, Location, has_suffix
 from cellfeed.bytes._tables import Tables, pack, unpack
 from cellfeed.rows import ObsColumn
 from cellfeed.sources._anndata import _annotations as frames
-from cellfeed.sources._anndata._damage import (
+from cellfeed.sources._anndata._file import (
+    AnnDataFile,
+    FileSource,
     check_sizes,
     damage_named,
+    is_group,
     other_format_of,
     table_length,
+    text,
+    texts,
 )
-from cellfeed.sources._anndata._file import AnnDataFile, FileSource, is_group, text, texts
-from cellfeed.sources._anndata._h5file import H5File, RemoteH5File
-from cellfeed.sources._anndata._local_h5file import LocalH5File
+from cellfeed.sources._anndata._h5file import H5File, LocalH5File, RemoteH5File
 from cellfeed.sources._anndata._matrix import (
     StoredCsr,
     StoredDense,
-    StoredFrame,
     StoredMatrix,
 )
 from cellfeed.sources._anndata._zarr import (
@@ -42,7 +44,6 @@ from cellfeed.sources._anndata._zarr import (
     RemoteZarrStore,
     anndata_groups,
     is_zarr,
-    metadata_of,
 )
 from cellfeed.sources._registry import Storage, other_hdf5
 from cellfeed.sources._source import StoredElement
@@ -61,7 +62,7 @@ class AnnDataSource(FileSource):
 
     def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
         super().__init__(file)
-        self._obs_rows = frames.ObsRows(file)
+        self._obs_rows = frames.Table(file)
         self.elements = dict(elements)
 
     def obs_names(self) -> tuple[str, ...]:
@@ -76,7 +77,7 @@ class AnnDataSource(FileSource):
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Read rows of obs columns, indexed by the names of the cells."""
         with self._unchanged():
-            return self._obs_rows.read(columns, rows)
+            return self._obs_rows.read(columns, rows, are_named=True)
 
     def read_var(self) -> pd.DataFrame:
         """Read the table of genes."""
@@ -137,16 +138,6 @@ class MuDataSource(AnnDataSource):
     file, elements
         See `AnnDataSource`; rows are the cells of the file, in order.
     """
-
-    def __init__(self, file: AnnDataFile, elements: Mapping[str, StoredElement]) -> None:
-        super().__init__(file, elements)
-        with damage_named(self._file.location, "obs"):
-            self._n_rows = table_length(file, "obs")
-
-    @property
-    def n_rows(self) -> int:
-        """Number of cells in all modalities together."""
-        return self._n_rows
 
     def obs_names(self) -> tuple[str, ...]:
         """Return the names of the obs columns."""
@@ -298,8 +289,7 @@ def _files(location: Location) -> Sequence[AnnDataFile]:
         if has_suffix(location.name, *_HDF5):
             return [RemoteH5File(location)]
         return [RemoteZarrStore(group) for group in anndata_groups(location)]
-    metadata = metadata_of(location.path)
-    if metadata is not None:
+    if is_zarr(location.path):
         return [LocalZarrStore(group) for group in anndata_groups(location)]
     return [LocalH5File(location.path, location.options)]
 
@@ -422,8 +412,6 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatri
     encoding = _sparse_encoding(stored)
     if encoding == "csr":
         return StoredCsr(*where)
-    if encoding == "dataframe" and folder == "obsm":
-        return StoredFrame(file, element, f"{within}obs")
     if encoding == "csc":
         msg = (
             f"{path}: `{element}` is stored by gene (CSC), so reading a cell would require "
@@ -433,7 +421,7 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatri
     else:
         msg = (
             f"{path}: `{element}` is neither dense nor CSR (encoding {encoding!r}); write it as an "
-            "array or a CSR matrix, with anndata"
+            "array or a CSR matrix, with anndata, as in `adata.obsm[name] = frame.to_numpy()`"
         )
     raise FormatError(msg)
 

@@ -40,8 +40,7 @@ from cellfeed.decode._zarr import (
     zarr_has_checksums,
     zarr_layout,
 )
-from cellfeed.sources._anndata._damage import damage_named, other_format_of
-from cellfeed.sources._anndata._file import AnnDataFile
+from cellfeed.sources._anndata._file import AnnDataFile, damage_named, other_format_of
 from cellfeed.sources._source import WatchedFiles
 
 _NODE_METADATA = ("zarr.json", ".zgroup", ".zarray")
@@ -53,12 +52,7 @@ _UNFINISHED = ".cellfeed"  # what `cellfeed preshuffle` has in its output while 
 
 def is_zarr(path: Path) -> bool:
     """Return whether a folder is a zarr store, or a group in one."""
-    return metadata_of(path) is not None
-
-
-def metadata_of(path: Path) -> Path | None:
-    """Return the metadata file of a zarr store; None if a folder is not a zarr store."""
-    return next((path / name for name in _NODE_METADATA if (path / name).is_file()), None)
+    return any((path / name).is_file() for name in _NODE_METADATA)
 
 
 def open_group(location: Location, absolute: Path | None = None) -> zarr.Group:
@@ -133,10 +127,20 @@ def _check_links(path: Path) -> None:
             raise broken_link(each)
 
 
-def _other_format_at(path: Path, root: zarr.Group) -> str | None:
-    for name in ("obs", "var"):
-        _check_links(path / name)
-    return other_format_of(root)
+def _no_anndata(location: Location, root: zarr.Group) -> FormatError:
+    other = None
+    if location.path is not None:
+        if (location.path / _UNFINISHED).is_dir():
+            msg = f"{location}: is unfinished; run the same `cellfeed preshuffle` again"
+            return FormatError(msg)
+        for name in ("obs", "var"):
+            _check_links(location.path / name)
+        other = other_format_of(root)
+    msg = other or (
+        "a zarr group, but neither AnnData (it has no `obs` or no `var`) nor a shuffled "
+        "collection; give a store that anndata, annbatch or `cellfeed preshuffle` wrote"
+    )
+    return FormatError(f"{location}: is {msg}")
 
 
 def anndata_groups(location: Location) -> list[Location]:
@@ -155,15 +159,7 @@ def anndata_groups(location: Location) -> list[Location]:
         if "obs" in root and "var" in root:
             return [location]
         if root.attrs.get("encoding-type") != COLLECTION:
-            if path is not None and (path / _UNFINISHED).is_dir():
-                msg = f"{location}: is unfinished; run the same `cellfeed preshuffle` again"
-                raise FormatError(msg)
-            other = None if path is None else _other_format_at(path, root)
-            msg = other or (
-                "a zarr group, but neither AnnData (it has no `obs` or no `var`) nor a shuffled "
-                "collection; give a store that anndata, annbatch or `cellfeed preshuffle` wrote"
-            )
-            raise FormatError(f"{location}: is {msg}")
+            raise _no_anndata(location, root)
         listed: Any = root.attrs.get(DATASETS)
         if not isinstance(listed, list | None):
             msg = f"{location}: `{DATASETS}` of its attributes is no list; copy the store again"
@@ -231,10 +227,6 @@ class ZarrStore(AnnDataFile):
 
     def n_lost(self, name: str) -> int:
         """Return how many files of chunks or shards of an array are missing, if known."""
-        return self.n_absent(name)
-
-    def n_absent(self, name: str) -> int:
-        """Return how many files of chunks or shards of an array there are not, if known."""
         sizes = self._chunk_sizes(name)
         if sizes is None:
             return 0
