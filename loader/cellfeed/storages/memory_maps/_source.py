@@ -14,15 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.bytes import Location, map_or_read, refuse_pipe, require_file
-from cellfeed.decode import ChunkedArray, Pieces, can_cast, pieced_array
+from cellfeed.decode import ChunkedArray, Pieces, pieced_array
 from cellfeed.extending import FormatError, ParameterError, PathError, pd
-from cellfeed.rows import CsrChunks, CsrRows
+from cellfeed.rows import CsrChunks
 from cellfeed.sources import (
     FlatCsr,
-    Runs,
     Source,
     Storage,
-    expand,
     failures_named,
     files_in,
     gene_names,
@@ -35,7 +33,6 @@ _FILES = np.arange(3)  # of row pointers, column indices and values
 _NPY = ("data", "indices", "indptr", "shape")
 _SCDL = {"DATA": "data.npy", "COLPTR": "col_ptr.npy", "ROWPTR": "row_ptr.npy"}
 _SCDL_DTYPES = {1: "u1", 2: "u2", 3: "u4", 4: "u8", 5: "f2", 6: "f4", 7: "f8"}
-_WITHOUT_HEADER = {"DATA": "f4", "COLPTR": "u4", "ROWPTR": "u8"}
 _MAGIC, _COUNTS_FROM = b"SCDL", 12
 
 
@@ -116,12 +113,11 @@ def arrays_of(folder: Location) -> FlatArrays:
         raise PathError(f"{folder}: there is no such folder; check the path")
     found = _of_scdl(folder, path) if is_scdl(path) else _of_npy(folder, path)
     for array in (found.data, found.indices):
-        if not array.dtype.isnative:
-            msg = (
-                f"{array.path}: its numbers are not in the byte order of this machine "
-                f"({array.dtype})"
-            )
-            raise FormatError(f"{msg}; write it again on this one")
+        remedy = None if array.dtype.isnative else "write it again on this machine"
+        if array.dtype.kind == "f" and array.dtype.itemsize < np.dtype(np.float32).itemsize:
+            remedy = "write it as float32"
+        if remedy is not None:
+            raise FormatError(f"{array.path}: has {array.dtype}, which is not read; {remedy}")
     if found.n_rows < 0 or found.data.size != found.indices.size:
         raise _not_one_matrix(folder)
     pointer = found.indptr.mapped()
@@ -170,14 +166,13 @@ def _of_scdl(folder: Location, path: Path) -> FlatArrays:
 
 
 def _scdl_dtypes(header: Path) -> dict[str, str]:
-    """Return the dtypes in a header; without a header, the dtypes of folders that had none."""
-    if not header.exists():
-        return _WITHOUT_HEADER
+    """Return the dtypes in a header."""
     require_file(header)
     what = f"{header}: is not a known header of BioNeMo SCDL"
     remedy = "write the folder again with another version of it"
     with failures_named(what, remedy, (struct.error, KeyError, ValueError)):
-        return _WITHOUT_HEADER | _parsed(header.read_bytes())
+        found = _parsed(header.read_bytes())
+        return {name: found[name] for name in _SCDL}
 
 
 def _parsed(content: bytes) -> dict[str, str]:
@@ -221,11 +216,10 @@ def gene_tables(folder: Location, n_rows: int) -> list[tuple[range, pd.DataFrame
     FormatError
         There are no tables, or they do not cover the cells of the folder.
     """
-    names = [name for name in ("var_features", "features") if Path(folder, name).is_dir()]
-    if not names:
+    if not Path(folder, "var_features").is_dir():
         msg = f"{folder}: has no `var_features`, so the number of genes is unknown"
         raise FormatError(f"{msg}; save it with `SingleCellMemMapDataset.save`")
-    bounds, files = _saved(folder, names[0], n_rows)
+    bounds, files = _saved(folder, "var_features", n_rows)
     arrow = import_arrow(folder, "scdl")
     tables = list[tuple[range, pd.DataFrame]]()
     for k, file in enumerate(files):
@@ -270,10 +264,9 @@ def _saved(folder: Location, name: str, n_rows: int) -> tuple[list[int], list[Pa
     if not n_tables and name == "obs_features":  # the cells have no labels
         return bounds, []
     files = [where / f"dataframe_{k:0{len(str(n_tables))}d}.parquet" for k in range(n_tables)]
-    if not all(file.is_file() for file in files):
-        files = sorted(where.rglob("*.parquet"))  # with other names, but of one save
-    if len(files) != n_tables or len({len(file.name) for file in files}) > 1:
-        msg = f"{where}: has {len(files)} tables, but `{index.name}` has {n_tables}"
+    lacking = next((file for file in files if not file.is_file()), None)
+    if lacking is not None or not files:
+        msg = f"{lacking or where}: is missing, one of {n_tables} tables in `{index.name}`"
         raise FormatError(f"{msg}; write the folder {folder.name} again")
     if bounds[-1] != n_rows:
         msg = f"{index}: covers {bounds[-1]} cells, not {n_rows}"
@@ -341,21 +334,6 @@ class MappedCsr(FlatCsr):
         """Return the location of the rows."""
         self._files.check_files(_FILES)  # reading a part that is gone would kill the process
         return super().chunked()
-
-    def read_rows(self, runs: Runs) -> Any:
-        """Read rows in their stored form."""
-        chunked = self.chunked()
-        if can_cast(chunked.data.dtype, self.dtype):
-            return super().read_rows(runs)
-        lengths = chunked.ranges(expand(runs))[1]  # of float16
-        bounds = chunked.indptr[runs]
-        data, indices = (
-            np.concatenate([mapped[:0], *(mapped[start:stop] for start, stop in bounds.tolist())])
-            for mapped in (self._arrays.data.mapped(), self._arrays.indices.mapped())
-        )
-        self._files.check_files(_FILES)
-        ends = np.concatenate([[0], np.cumsum(lengths)])
-        return CsrRows(ends, indices.astype(np.int64), data, chunked.n_columns)
 
     def _find(self) -> CsrChunks:
         stored = self._arrays.indptr.mapped()[self._rows.start : self._rows.stop + 1]
