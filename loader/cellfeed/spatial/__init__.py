@@ -15,14 +15,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed.collection import Collection, labels_of
-from cellfeed.extending import ParameterError, ad, require_positive, sp, usable_cpu_count, zarr
+from cellfeed.extending import (
+    ParameterError,
+    require_one_of,
+    require_positive,
+    sp,
+    usable_cpu_count,
+)
 from cellfeed.sampling import SamplingStrategy, WithOthers
 
 if TYPE_CHECKING:
     import torch
 
     from cellfeed import Minibatch
-    from cellfeed.sources import Source
 
 __all__ = ["Graph", "WithNeighbors", "graph_neighbors", "nearest_neighbors", "to_graph"]
 
@@ -139,10 +144,10 @@ def _dtype_of_rows(n_cells: int) -> type[np.signedinteger[Any]]:
 
 def graph_neighbors(
     collection: Collection,
-    graph: str | Any,
+    graph: Any,
     k: int | None = None,
     *,
-    keep: Literal["largest", "smallest"] | None = None,
+    keep: Literal["largest", "smallest"] = "largest",
 ) -> Neighbors:
     """Return the neighbours of each cell in a graph, such as one of squidpy or scanpy.
 
@@ -151,16 +156,14 @@ def graph_neighbors(
     collection
         The collection.
     graph
-        The name of an entry of ``obsp``, which is read from each ``.h5ad`` file and zarr store:
-        ``"spatial_connectivities"``. Or a sparse matrix of shape (n_cells, n_cells), or a list of
-        one for each file. Row i has the neighbours of cell i; an entry of a cell for itself does
-        not count.
+        A sparse matrix of shape (n_cells, n_cells), such as ``adata.obsp["connectivities"]``, or a
+        list of one for each file. Row i has the neighbours of cell i; an entry of a cell for itself
+        does not count.
     k
         Number of neighbours to keep; all, as many as the cell with most has, if None.
     keep
         Whether to keep the entries with the largest values (connectivities) or with the smallest
-        ones (distances); among equal ones, those of the first rows. By default, the smallest if the
-        name ends with "distances", else the largest.
+        ones (distances); among equal ones, those of the first rows.
 
     Returns
     -------
@@ -170,7 +173,7 @@ def graph_neighbors(
     Raises
     ------
     ParameterError
-        A file has no such entry, or the matrix is of another shape, or has no entries.
+        The matrix is of another shape, or has no entries.
 
     Examples
     --------
@@ -183,14 +186,10 @@ def graph_neighbors(
            [ 0, -1]], dtype=int32)
     """
     if isinstance(graph, str):
-        graphs = [_read_graph(source, graph) for source in collection.sources]
-    else:
-        graphs = list(graph) if isinstance(graph, list | tuple) else [graph]
-    if keep not in ("largest", "smallest", None):
-        raise ParameterError(f"`keep` must be 'largest' or 'smallest', but got {keep!r}")
-    if keep is None:
-        is_distance = isinstance(graph, str) and graph.endswith("distances")
-        keep = "smallest" if is_distance else "largest"
+        msg = f"`graph` must be a sparse matrix, but got {graph!r}; give `adata.obsp[{graph!r}]`"
+        raise ParameterError(msg)
+    graphs = list(graph) if isinstance(graph, list | tuple) else [graph]
+    require_one_of("keep", keep, ("largest", "smallest"))
     n_cells, shapes = len(collection), [each.shape for each in graphs]
     allowed = [[(n_cells, n_cells)], [(n, n) for n in collection.cells_per_location]]
     if shapes not in allowed:
@@ -211,26 +210,6 @@ def graph_neighbors(
     is_kept = ranks < k
     found[rows[is_kept], ranks[is_kept]] = columns[is_kept]
     return found
-
-
-def _read_graph(source: Source, name: str) -> Any:
-    """Read an entry of obsp from a file or store of AnnData."""
-    import h5py  # noqa: PLC0415 - few need it
-
-    path = source.location.path
-    if path is None or not (path.is_dir() or h5py.is_hdf5(path)):
-        msg = "has no `obsp` that can be read by name; give the matrix as `graph`"
-        raise ParameterError(f"{source.location}: {msg}")
-    opened: Any = zarr.open_group(path, mode="r") if path.is_dir() else h5py.File(path, "r")
-    try:
-        entries: Any = opened.get("obsp", {})
-        if name not in entries:
-            there = ", ".join(map(repr, entries)) or "nothing"
-            raise ParameterError(f"{path}: `obsp` has no entry {name!r}, but {there}")
-        return ad.io.read_elem(entries[name])
-    finally:
-        if not path.is_dir():
-            opened.close()
 
 
 # The strategy, and the graph of a minibatch.

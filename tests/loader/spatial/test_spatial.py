@@ -133,7 +133,8 @@ class TestOfGraphs:
     @pytest.mark.parametrize("k", [None, 1, 3, 50])
     @pytest.mark.parametrize("name", ["spatial_connectivities", "spatial_distances"])
     def test_are_the_nearest_of_obsp(self, collection, slides, name, k):
-        found = graph_neighbors(collection, name, k)
+        keep: Any = "smallest" if name.endswith("distances") else "largest"
+        found = graph_neighbors(collection, slides[1].obsp[name], k, keep=keep)
         dense = slides[1].obsp[name].toarray()
         n_most = max((row != 0).sum() - (row[i] != 0) for i, row in enumerate(dense))
         assert found.shape == (sum(SIZES), n_most if k is None else k)
@@ -145,16 +146,11 @@ class TestOfGraphs:
             assert near[near >= 0].tolist() == expected.tolist()
             assert (near[expected.size :] == -1).all()
 
-    def test_may_be_given(self, collection, slides):
+    def test_may_be_given_by_file(self, collection, slides):
         graph = slides[1].obsp["spatial_connectivities"]
-        named = graph_neighbors(collection, "spatial_connectivities", 4)
+        whole = graph_neighbors(collection, graph, 4)
         parts = [graph[: SIZES[0], : SIZES[0]], graph[SIZES[0] :, SIZES[0] :]]
-        assert np.array_equal(graph_neighbors(collection, graph, 4), named)
-        assert np.array_equal(graph_neighbors(collection, parts, 4), named)
-        least = graph_neighbors(collection, graph, 4, keep="smallest")
-        assert np.array_equal(
-            least, graph_neighbors(collection, "spatial_distances", 4, keep="largest")
-        )
+        assert np.array_equal(graph_neighbors(collection, parts, 4), whole)
 
     def test_of_equal_weight_are_the_first(self, four):
         found = graph_neighbors(four, sp.csr_matrix(np.ones((4, 4))), 2)
@@ -163,20 +159,20 @@ class TestOfGraphs:
     @pytest.mark.parametrize(
         ("graph", "others", "message"),
         [
-            ("spatial", {}, "`obsp` has no entry 'spatial', but 'spatial_c"),
+            ("spatial", {}, r"must be a sparse matrix, but got 'spatial'; give `adata\.obsp\['sp"),
             (sp.eye(3), {}, r"shape \[\(101, 101\)\] or \[\(60, 60\), \(41, 41\)\]"),
             (sp.eye(101), {}, "`graph` has no neighbours"),
-            (sp.csr_matrix(np.ones((101, 101))), {"keep": "first"}, "`keep` must be 'largest'"),
+            (
+                sp.csr_matrix(np.ones((101, 101))),
+                {"keep": "first"},
+                "`keep` must be one of 'largest'",
+            ),
             (sp.csr_matrix(np.ones((101, 101))), {"k": 0}, "`k >= 1` must hold"),
         ],
     )
     def test_cannot_be_found(self, collection, graph, others, message):
         with pytest.raises(ParameterError, match=message):
             graph_neighbors(collection, graph, **others)
-
-    def test_of_cells_in_memory_must_be_given(self, four):
-        with pytest.raises(ParameterError, match="give the matrix as `graph`"):
-            graph_neighbors(four, "spatial_connectivities")
 
 
 def neighbors_of(n_rows, k, seed):
@@ -214,7 +210,7 @@ class TestMinibatches:
     )
     def test_are_graphs(self, collection, slides, dense, num_workers):
         torch = pytest.importorskip("torch")
-        near = graph_neighbors(collection, "spatial_connectivities", 5)
+        near = graph_neighbors(collection, slides[1].obsp["spatial_connectivities"], 5)
         strategy = WithNeighbors(BlockShuffling(4), near)
         dataset = CellDataset(
             collection, strategy, 8, 3, dense=dense, seed=0, batch_transform=to_graph

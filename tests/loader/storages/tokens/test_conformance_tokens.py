@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from hypothesis import strategies as st
 from tests.loader.sources.suites import Suite
 from tests.loader.sources.test_conformance_ragged import rows_of
@@ -41,8 +40,8 @@ class TestDocuments(Suite):
 
     def stored(self, path, case):
         rows = rows_of(case)
-        obs = case.obs.astype(object).map(lambda each: None if pd.isna(each) else str(each))
-        obs = obs.to_dict("records")
+        text = case.obs.astype(object).map(str)
+        obs = text.where(case.obs.notna(), None).to_dict("records")
         for k, some in enumerate(np.array_split(np.arange(case.n_rows), case.storage)):
             options: Any = {"documents": True, "obs": ["plate", "number"]}
             with TokenStreamWriter(path, case.dtype, shard=str(k), **options) as writer:
