@@ -153,12 +153,13 @@ def _fitted(matrix: Matrix, stored: Matrix, new: Collection) -> Matrix:
     return replace(matrix, dtype=stored.dtype)
 
 
-# Writing parts on the workers of a Dask cluster. A worker gets all that it needs as one value, the
-# output, the job and its opened inputs, which does not depend on who else is alive.
+# Writing parts on the workers of a Dask cluster. The tasks carry all that a worker needs: the
+# output, the job and its opened inputs, pickled. Any worker can write any part, also one that joins
+# later.
 
-_RETRIES = 3  # where a file system falters; a worker that dies costs none of them
+_RETRIES = 3  # of a part, after an error; Dask counts deaths of workers separately
 _SECONDS_TO_CONNECT = 20
-_ONE_AT_A_TIME = threading.Lock()  # a process has buffers for one part, whatever its threads
+_ONE_AT_A_TIME = threading.Lock()  # a process holds the buffers of one part
 
 
 def write_on_dask(
@@ -185,8 +186,8 @@ def write_on_dask(
     Raises
     ------
     ParameterError
-        Dask is not installed, there is no scheduler, or it ended, it has no workers, or these have
-        less memory than the job's.
+        Dask is not installed, there is no scheduler, it has no workers, one of them has too little
+        memory, several died while writing the same part, or the scheduler ended.
     PathError
         A worker does not see the files.
     """
@@ -200,7 +201,9 @@ def write_on_dask(
     except (OSError, ValueError) as error:
         msg = f"no Dask scheduler answers at {address}; start one with `dask scheduler`"
         raise ParameterError(msg) from error
-    with client:
+    # The rows of a large selection are in the graph on purpose.
+    no_warning = {"distributed.admin.large-graph-warning-threshold": "1 TB"}
+    with client, import_module("dask").config.set(no_warning):
         workers = client.scheduler_info(n_workers=-1)["workers"]
         if not workers:
             msg = "the Dask scheduler has no workers; start some with `dask worker ADDRESS`"
@@ -237,7 +240,7 @@ def write_on_worker(number: int, pickled: bytes) -> int:
         folder, job, inputs = _unpickled(pickled)
 
         def check_record(_: float) -> None:
-            # Dask cannot stop a task: it notices itself that the output was removed or begun anew.
+            # Dask cannot stop a running task, so it checks that its output is still wanted.
             if folder.begun() != job:
                 msg = f"{folder.path}: a Dask worker does not see it, or it was begun anew"
                 raise PathError(f"{msg}; give an output that all machines share")

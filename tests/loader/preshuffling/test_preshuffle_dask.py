@@ -8,7 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -29,11 +29,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in"),
 ]
 N_CELLS, N_GENES = 300, 40
-FEW_CELLS = 60_000  # bytes of memory that hold a part of some 80 cells
+MEMORY, N_PARTS = 75_000, 3
 ADDRESS = "tcp://127.0.0.1:9"
 CHOSEN: dict[str, Any] = {
     "elements": ["layers/twice", "X"], "rows": np.arange(0, N_CELLS, 3), "group_by": "lab",
-    "genes": [f"gene{number}" for number in range(0, N_GENES, 3)], "memory": 20_000,
+    "genes": [f"gene{number}" for number in range(0, N_GENES, 3)], "memory": 35_000,
 }  # fmt: skip
 
 
@@ -48,6 +48,22 @@ def path(write_h5ad, matrix) -> Path:
     labs = {"lab": np.array(["a", "b", "c"])[np.arange(N_CELLS) % 3]}
     written: Path = write_h5ad(matrix, labs, layers={"twice": 2 * matrix})
     return written
+
+
+@pytest.fixture(scope="module")
+def alone(path, new_folder) -> Path:
+    """What one machine writes; not to be changed."""
+    store: Path = new_folder() / "alone.zarr"
+    assert preshuffle(path, store, memory=MEMORY).n_parts == N_PARTS
+    return store
+
+
+@pytest.fixture(scope="module")
+def chosen_alone(path, new_folder) -> Path:
+    """What one machine writes of chosen cells; not to be changed."""
+    store: Path = new_folder() / "chosen.zarr"
+    preshuffle(path, store, **CHOSEN)
+    return store
 
 
 # A cluster whose only worker is this process
@@ -79,24 +95,21 @@ def cluster_here(monkeypatch) -> Callable[..., None]:
                     before()
                     yield SimpleNamespace(result=lambda f=received, n=number: f(n, pickled))
 
-        class NoError(Exception):
-            pass
-
-        fake: Any = SimpleNamespace(Client=Client, CancelledError=NoError, KilledWorker=NoError)
-        fake.as_completed = lambda futures, **_: futures
+        errors = {name: type(name, (Exception,), {}) for name in ("CancelledError", "KilledWorker")}
+        fake = SimpleNamespace(Client=Client, as_completed=lambda futures, **_: futures, **errors)
         monkeypatch.setitem(sys.modules, "distributed", fake)
+        config = SimpleNamespace(set=lambda _: nullcontext())
+        monkeypatch.setitem(sys.modules, "dask", SimpleNamespace(config=config))
 
     return start
 
 
-def test_a_worker_writes_what_one_machine_writes(path, matrix, tmp_path, cluster_here):
+def test_a_worker_writes_what_one_machine_writes(path, matrix, out, cluster_here, chosen_alone):
     """It gets chosen cells and genes, and elements, as the process that asks has them."""
-    alone, out = tmp_path / "alone.zarr", tmp_path / "out.zarr"
     cluster_here()
-    preshuffle(path, alone, **CHOSEN)
     done = preshuffle(path, out, scheduler=ADDRESS, **CHOSEN)
     assert done.n_parts == done.n_parts_written > 1
-    assert content(out) == content(alone)
+    assert content(out) == content(chosen_alone)
     copied = open_collection(out, elements=["X", "layers/twice"])
     cells = copied[:]
     rows = [int(name.removeprefix("cell")) for name in copied.obs_names(slice(None))]
@@ -105,58 +118,39 @@ def test_a_worker_writes_what_one_machine_writes(path, matrix, tmp_path, cluster
     np.testing.assert_array_equal(cells["layers/twice"].toarray(), 2 * cells.X.toarray())
 
 
-def test_cells_are_appended_by_workers(path, write_h5ad, matrix, tmp_path, cluster_here):
-    alone, out = tmp_path / "alone.zarr", tmp_path / "out.zarr"
+@pytest.mark.slow
+def test_cells_are_appended_by_workers(path, write_h5ad, matrix, tmp_path, cluster_here, alone):
+    one, other = tmp_path / "one.zarr", tmp_path / "other.zarr"
     cluster_here()
-    preshuffle(path, alone, memory=FEW_CELLS)
-    shutil.copytree(alone, out)
     new = write_h5ad(matrix[:90], {"lab": ["d"] * 90})
-    options: dict[str, Any] = {"append": True, "mix": 1, "memory": FEW_CELLS}
-    preshuffle(new, alone, **options)
-    assert preshuffle(new, out, scheduler=ADDRESS, **options).n_parts_written > 1
-    one, other = content(out), content(alone)
-    assert one.pop("zarr.json") != other.pop("zarr.json")  # names the parts that were merged
-    assert one == other
+    for out, scheduler in ((one, None), (other, ADDRESS)):
+        shutil.copytree(alone, out)
+        options: dict[str, Any] = {"mix": 1, "memory": MEMORY, "scheduler": scheduler}
+        assert preshuffle(new, out, append=True, **options).n_parts_written > 1
+    found, expected = content(other), content(one)
+    assert found.pop("zarr.json") != expected.pop("zarr.json")  # names the parts that were merged
+    assert found == expected
 
 
-def test_what_a_worker_does_again_is_there(path, tmp_path, cluster_here, monkeypatch):
-    """Dask repeats what a worker that died had completed: another may have written the part."""
-    alone, out = tmp_path / "alone.zarr", tmp_path / "out.zarr"
+def test_parts_that_are_written_twice(path, out, cluster_here, alone, monkeypatch):
+    """Dask repeats what a worker that died had completed, or is still about to complete."""
     cluster_here()
-    n_parts = preshuffle(path, alone, memory=FEW_CELLS).n_parts
-    written, real = list[int](), preshuffling.write_part
+    real, written = preshuffling.write_part, list[int]()
 
     def write(folder: Any, job: Any, inputs: Any, number: int, on_share: Any) -> None:
+        def before_it_is_complete(share: float) -> None:
+            on_share(share)
+            if share == 1 and number == 0:
+                assert not folder.part(0).exists()
+                real(folder, job, inputs, 0, on_share)
+                real(folder, job, inputs, 2, on_share)
+
         written.append(number)
-        if number == 1:
-            real(folder, job, inputs, 2, on_share)
-        real(folder, job, inputs, number, on_share)
+        real(folder, job, inputs, number, before_it_is_complete)
 
     monkeypatch.setattr(preshuffling, "write_part", write)
-    preshuffle(path, out, scheduler=ADDRESS, memory=FEW_CELLS)
-    assert written == [number for number in range(n_parts) if number != 2]
-    assert content(out) == content(alone)
-
-
-def test_a_part_that_two_workers_write_at_once(path, tmp_path, cluster_here, monkeypatch):
-    """One that was taken for dead goes on; whoever is second removes what it has written."""
-    alone, out = tmp_path / "alone.zarr", tmp_path / "out.zarr"
-    cluster_here()
-    preshuffle(path, alone, memory=FEW_CELLS)
-    real = preshuffling.write_part
-
-    def write(folder: Any, job: Any, inputs: Any, number: int, on_share: Any) -> None:
-        def other(share: float) -> None:
-            on_share(share)
-            if share == 1:
-                assert not folder.part(number).exists()
-                real(folder, job, inputs, number, on_share)
-
-        real(folder, job, inputs, number, other)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(preshuffling, "write_part", write)
-        preshuffle(path, out, scheduler=ADDRESS, memory=FEW_CELLS)
+    preshuffle(path, out, scheduler=ADDRESS, memory=MEMORY)
+    assert written == [0, 1]
     assert content(out) == content(alone)
 
 
@@ -174,8 +168,7 @@ def test_inputs_that_changed_or_are_not_there(path, tmp_path, cluster_here):
         preshuffle(given, tmp_path / "other", scheduler=ADDRESS)
 
 
-def test_an_output_that_a_worker_does_not_see(path, tmp_path, cluster_here):
-    out = tmp_path / "out"
+def test_an_output_that_a_worker_does_not_see(path, out, cluster_here):
     cluster_here(lambda: shutil.rmtree(out))
     with pytest.raises(PathError) as error:
         preshuffle(path, out, scheduler=ADDRESS)
@@ -184,11 +177,9 @@ def test_an_output_that_a_worker_does_not_see(path, tmp_path, cluster_here):
 
 
 @pytest.mark.parametrize("at", ["append", "elements"])
-def test_a_worker_stops_when_its_output_was_begun_anew(
-    path, tmp_path, cluster_here, monkeypatch, at
-):
+def test_a_worker_stops_when_its_output_was_begun_anew(path, out, cluster_here, monkeypatch, at):
     """While it reads, and while it writes; it then adds nothing to what the other run writes."""
-    out, real = tmp_path / "out", getattr(_dataset.CsrPart, at)
+    real = getattr(_dataset.CsrPart, at)
     cluster_here()
 
     def with_another_record(*arguments: Any) -> Any:
@@ -203,6 +194,25 @@ def test_a_worker_stops_when_its_output_was_begun_anew(
     assert {each.name for each in (out / ".cellfeed").iterdir()} == {"job.json", "lock"}
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ("KilledWorker", "several Dask workers died while writing the same part; give less `mem"),
+        (
+            "CancelledError",
+            f"the Dask scheduler at {ADDRESS} ended; start one, and repeat",
+        ),
+    ],
+)
+def test_a_cluster_that_ends_is_one_line(path, out, cluster_here, error, message):
+    def fail() -> None:
+        raise getattr(sys.modules["distributed"], error)
+
+    cluster_here(fail)
+    with pytest.raises(ParameterError, match=message):
+        preshuffle(path, out, scheduler=ADDRESS)
+
+
 def test_dask_that_is_not_installed(path, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     refused = commands.cellfeed("preshuffle", path, tmp_path / "out", "--scheduler", ADDRESS)
@@ -215,15 +225,13 @@ def test_dask_that_is_not_installed(path, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_workers_in_this_process(path, tmp_path, monkeypatch):
+def test_workers_in_this_process(path, tmp_path, out, chosen_alone, monkeypatch):
     """A run that is stopped is resumed, with two threads of a worker that take turns."""
-    distributed = pytest.importorskip("distributed")
+    dask, distributed = pytest.importorskip("dask"), pytest.importorskip("distributed")
     monkeypatch.setattr(preshuffling, "_SECONDS_TO_CONNECT", 0.2)
     with pytest.raises(ParameterError, match="no Dask scheduler answers at tcp"):
         preshuffle(path, tmp_path / "a", scheduler=ADDRESS)
     monkeypatch.undo()
-    alone, out = tmp_path / "alone.zarr", tmp_path / "out.zarr"
-    preshuffle(path, alone, **CHOSEN)
 
     def stop(stage: str, done: float, total: float) -> None:
         if stage == "write" and done:
@@ -232,6 +240,7 @@ def test_workers_in_this_process(path, tmp_path, monkeypatch):
     none = {"n_workers": 0, "processes": False, "dashboard_address": None, "protocol": "tcp"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Dask's own
+        warnings.filterwarnings("error", "Sending large graph")
         with distributed.LocalCluster(**none, threads_per_worker=2) as cluster:
             address = cluster.scheduler_address
             with pytest.raises(ParameterError, match="the Dask scheduler has no workers"):
@@ -243,9 +252,11 @@ def test_workers_in_this_process(path, tmp_path, monkeypatch):
                 preshuffle(path, tmp_path / "b", scheduler=address, memory=10**15)
             with pytest.raises(KeyboardInterrupt):
                 preshuffle(path, out, scheduler=address, on_progress=stop, **CHOSEN)
-            done = preshuffle(path, out, scheduler=address, **CHOSEN)
+            # As if more than a million cells were chosen.
+            with dask.config.set({"distributed.admin.large-graph-warning-threshold": 1}):
+                done = preshuffle(path, out, scheduler=address, **CHOSEN)
     assert 0 < done.n_parts_written < done.n_parts
-    assert content(out) == content(alone)
+    assert content(out) == content(chosen_alone)
 
 
 @contextmanager
@@ -278,10 +289,9 @@ def cluster(folder: Path) -> Iterator[tuple[str, list[psutil.Popen]]]:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_the_death_of_a_worker_is_survived_and_that_of_the_scheduler_resumed(path, tmp_path):
+def test_the_death_of_a_worker_is_survived_and_that_of_the_scheduler_resumed(path, tmp_path, alone):
     distributed = pytest.importorskip("distributed")
-    alone, out, other = (tmp_path / f"{name}.zarr" for name in ("alone", "out", "other"))
-    n_parts = preshuffle(path, alone, memory=FEW_CELLS).n_parts
+    out, other = tmp_path / "out.zarr", tmp_path / "other.zarr"
     with cluster(tmp_path) as (address, (scheduler, worker, _)):
         with distributed.Client(address, set_as_default=False) as client:
             client.wait_for_workers(2, timeout=600)
@@ -293,12 +303,12 @@ def test_the_death_of_a_worker_is_survived_and_that_of_the_scheduler_resumed(pat
 
             return kill
 
-        options: dict[str, Any] = {"scheduler": address, "memory": FEW_CELLS}
+        options: dict[str, Any] = {"scheduler": address, "memory": MEMORY}
         done = preshuffle(path, out, on_progress=killing(worker), **options)
         assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
-        assert done.n_parts_written == n_parts > 2
+        assert done.n_parts_written == N_PARTS
         assert content(out) == content(alone)
         with pytest.raises(ParameterError, match=r"ended; start one, and repeat the call to res"):
             preshuffle(path, other, on_progress=killing(scheduler), **options)
-    assert preshuffle(path, other, memory=FEW_CELLS).n_parts_written < n_parts
+    assert preshuffle(path, other, memory=MEMORY).n_parts_written < N_PARTS
     assert content(other) == content(alone)
