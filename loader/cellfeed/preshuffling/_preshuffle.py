@@ -216,7 +216,8 @@ def write_on_dask(
                     "workers more"
                 )
                 raise ParameterError(msg)
-        pickled = pickle.dumps((folder, job, inputs))
+        # A task of its own: workers send it to each other, and repeat it if it is lost.
+        pickled = client.submit(bytes, pickle.dumps((folder, job, inputs)), pure=False)
         futures = client.map(
             write_on_worker, numbers, pickled=pickled, pure=False, retries=_RETRIES
         )
