@@ -91,6 +91,8 @@ def synthesize(
 @click.option("--cells-per-chunk", type=click.IntRange(min=1), default=64, show_default=True,
               help="Smaller chunks make single cells faster to read, and OUT larger."
               )  # fmt: skip
+@click.option("--scheduler", metavar="ADDRESS",
+              help="Address of a Dask scheduler, whose workers then write.")  # fmt: skip
 def preshuffle(
     *,
     paths: tuple[str, ...],

@@ -517,7 +517,12 @@ class OutputFolder:
         place = self._work / f"part-{number}-{uuid.uuid4().hex}"
         try:
             yield place
-            place.rename(self.part(number))
+            try:
+                place.rename(self.part(number))
+            except OSError as error:
+                # Another worker, when this one was taken for dead, has completed the same part.
+                if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                    raise
         finally:
             shutil.rmtree(place, ignore_errors=True)
 

@@ -2,9 +2,13 @@
 
 import json
 import os
+import pickle
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +18,12 @@ from numpy.typing import NDArray
 
 from cellfeed.bytes import digest_of, writable_path
 from cellfeed.collection import Collection, Genes, JoinVars, open_collection, row_numbers
+from cellfeed.console import format_bytes
 from cellfeed.extending import (
     FormatError,
     MismatchError,
     ParameterError,
+    PathError,
     one_line,
     require_list,
     require_not_negative,
@@ -145,6 +151,118 @@ def _fitted(matrix: Matrix, stored: Matrix, new: Collection) -> Matrix:
             )
             raise MismatchError(msg)
     return replace(matrix, dtype=stored.dtype)
+
+
+# Writing parts on the workers of a Dask cluster. The tasks carry all that a worker needs: the
+# output, the job and its opened inputs, pickled. Any worker can write any part, also one that joins
+# later.
+
+_RETRIES = 3  # of a part, after an error; Dask counts deaths of workers separately
+_SECONDS_TO_CONNECT = 20
+_ONE_AT_A_TIME = threading.Lock()  # a process holds the buffers of one part
+
+
+def write_on_dask(
+    address: str,
+    folder: OutputFolder,
+    job: Job,
+    inputs: Inputs,
+    numbers: Sequence[int],
+    on_part: Callable[[int], object],
+) -> None:
+    """Write parts on the workers of a Dask cluster, one at a time on each.
+
+    Parameters
+    ----------
+    address
+        Address of the scheduler.
+    folder, job, inputs
+        The output and the inputs, which workers must see under the same paths, and the job.
+    numbers
+        Numbers of the parts.
+    on_part
+        Called with the number of each part when it is complete.
+
+    Raises
+    ------
+    ParameterError
+        Dask is not installed, there is no scheduler, it has no workers, one of them has too little
+        memory, several died while writing the same part, or the scheduler ended.
+    PathError
+        A worker does not see the files.
+    """
+    try:
+        distributed: Any = import_module("distributed")
+    except ImportError as error:
+        msg = "`scheduler` needs Dask; install it with `pip install 'cellfeed[dask]'`"
+        raise ParameterError(msg) from error
+    try:
+        client = distributed.Client(address, timeout=_SECONDS_TO_CONNECT, set_as_default=False)
+    except (OSError, ValueError) as error:
+        msg = f"no Dask scheduler answers at {address}; start one with `dask scheduler`"
+        raise ParameterError(msg) from error
+    # The rows of a large selection are in the graph on purpose.
+    no_warning = {"distributed.admin.large-graph-warning-threshold": "1 TB"}
+    with client, import_module("dask").config.set(no_warning):
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+        if not workers:
+            msg = "the Dask scheduler has no workers; start some with `dask worker ADDRESS`"
+            raise ParameterError(msg)
+        for name, worker in workers.items():
+            if 0 < (limit := worker["memory_limit"] or 0) < job.memory:
+                msg = (
+                    f"the Dask worker {name} may use {format_bytes(limit)}, less than the "
+                    f"{format_bytes(job.memory)} of `memory`; give less `memory`, or give the "
+                    "workers more"
+                )
+                raise ParameterError(msg)
+        # A task of its own: workers send it to each other, and repeat it if it is lost.
+        pickled = client.submit(bytes, pickle.dumps((folder, job, inputs)), pure=False)
+        futures = client.map(
+            write_on_worker, numbers, pickled=pickled, pure=False, retries=_RETRIES
+        )
+        try:
+            for future in distributed.as_completed(futures, loop=client.loop):
+                on_part(future.result())
+        except distributed.CancelledError as error:
+            msg = f"the Dask scheduler at {address} ended; start one, and repeat the call to resume"
+            raise ParameterError(msg) from error
+        except distributed.KilledWorker as error:
+            msg = (
+                "several Dask workers died while writing the same part; give less `memory`, or "
+                "give the workers more"
+            )
+            raise ParameterError(msg) from error
+
+
+def write_on_worker(number: int, pickled: bytes) -> int:
+    """Write a part, unless it exists, in the process of a Dask worker; return its number."""
+    with _ONE_AT_A_TIME:
+        folder, job, inputs = _unpickled(pickled)
+
+        def check_record(_: float) -> None:
+            # Dask cannot stop a running task, so it checks that its output is still wanted.
+            if folder.begun() != job:
+                msg = f"{folder.path}: a Dask worker does not see it, or it was begun anew"
+                raise PathError(f"{msg}; give an output that all machines share")
+
+        check_record(0)
+        for file in (*job.inputs, *job.linked):
+            try:
+                file.check()
+            except PathError as error:
+                msg = f"{error} on a Dask worker; give paths that all machines share"
+                raise PathError(msg) from error
+        # Dask repeats what a worker had completed before it died.
+        if not folder.part(job.first_part + number).exists():
+            write_part(folder, job, inputs, number, check_record)
+    return number
+
+
+@lru_cache(maxsize=1)
+def _unpickled(pickled: bytes) -> tuple[OutputFolder, Job, Inputs]:
+    value: tuple[OutputFolder, Job, Inputs] = pickle.loads(pickled)  # noqa: S301 - ours
+    return value
 
 
 # Checking the result: every cell once, and a sample of values.
@@ -289,6 +407,7 @@ def preshuffle(
     memory: int = 4_000_000_000,
     codec: Literal["delta", "annbatch"] | None = None,
     cells_per_chunk: int = 64,
+    scheduler: str | None = None,
     on_progress: Progress | None = None,
 ) -> Preshuffled:
     """Write a copy of a collection, shuffled or in order, as a zarr store of AnnData groups.
@@ -301,7 +420,8 @@ def preshuffle(
     refused.
 
     To resume a run that was stopped or killed, repeat the same call: only missing parts are
-    written. The content depends on the files and on all parameters, but not on interruptions.
+    written. The content depends on the files and on all parameters except ``scheduler``, but not on
+    the writing processes or on interruptions.
 
     Parameters
     ----------
@@ -358,6 +478,10 @@ def preshuffle(
     cells_per_chunk
         Mean number of cells in a chunk, the smallest unit that is read. Smaller chunks make single
         cells faster to read, and the store larger.
+    scheduler
+        Address of a Dask scheduler, such as ``"tcp://10.0.0.1:8786"``. Its workers then write
+        the parts, one at a time each. They must see ``paths`` and ``out`` under the same paths as
+        this process.
     on_progress
         Called with a stage, and what of it is done and in total: "write" and numbers of cells;
         "check" and numbers of parts.
@@ -369,14 +493,15 @@ def preshuffle(
     Raises
     ------
     PathError
-        A file is missing, or ``out`` is a URL.
+        A file is missing, or a Dask worker does not see it; or ``out`` is a URL.
     FormatError
         A file is damaged, or the check of the written store failed.
     MismatchError
         The files cannot form one collection, or do not fit the store, or changed during the run.
     ParameterError
         ``paths`` has something other than paths, ``out`` contains something else or was begun with
-        other parameters, or a number is out of range.
+        other parameters, a number is out of range, or Dask, its scheduler or its workers are
+        missing.
     OSError
         The disk is full or not writable.
 
@@ -449,7 +574,7 @@ def preshuffle(
     if collection is not None and job not in finished:
         inputs = Inputs.open(job, collection, selected)
         folder.begin(job)
-        n_written = _write_and_check(folder, job, inputs, tell)
+        n_written = _write_and_check(folder, job, inputs, scheduler, tell)
     folder.clean()
     numbers = folder.numbers()
     [newest] = open_parts([folder.part(numbers[-1])], ())
@@ -465,7 +590,9 @@ def preshuffle(
     )
 
 
-def _write_and_check(folder: OutputFolder, job: Job, inputs: Inputs, tell: Progress) -> int:
+def _write_and_check(
+    folder: OutputFolder, job: Job, inputs: Inputs, scheduler: str | None, tell: Progress
+) -> int:
     """Write what is missing of a job, check all of it, and finish it; return how many parts."""
     with folder.held():
         if job.n_stored:
@@ -473,16 +600,24 @@ def _write_and_check(folder: OutputFolder, job: Job, inputs: Inputs, tell: Progr
         first = job.first_part
         missing = [n for n in range(job.n_parts) if not folder.part(first + n).exists()]
         n_cells = job.n_cells - sum(map(job.part_size, missing))
-        for number in missing:
-            tell("write", n_cells, job.n_cells)
-            size = job.part_size(number)
-
-            def on_share(share: float, before: int = n_cells, size: int = size) -> None:
-                tell("write", before + share * size, job.n_cells)
-
-            write_part(folder, job, inputs, number, on_share)
-            n_cells += size
         tell("write", n_cells, job.n_cells)
+
+        def on_part(number: int) -> None:
+            nonlocal n_cells
+            n_cells += job.part_size(number)
+            tell("write", n_cells, job.n_cells)
+
+        if scheduler is not None and missing:
+            write_on_dask(scheduler, folder, job, inputs, missing, on_part)
+        else:
+            for number in missing:
+                size = job.part_size(number)
+
+                def on_share(share: float, size: int = size) -> None:
+                    tell("write", n_cells + share * size, job.n_cells)
+
+                write_part(folder, job, inputs, number, on_share)
+                on_part(number)
         check_store(folder, job, inputs, lambda n: tell("check", n, job.n_parts))
         for file in (*job.inputs, *job.linked):
             file.check()
