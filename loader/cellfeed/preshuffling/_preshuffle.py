@@ -209,7 +209,8 @@ def write_on_dask(
             msg = "the Dask scheduler has no workers; start some with `dask worker ADDRESS`"
             raise ParameterError(msg)
         for name, worker in workers.items():
-            if 0 < (limit := worker["memory_limit"] or 0) < job.memory:
+            limit = worker["memory_limit"]
+            if limit and limit < job.memory:
                 msg = (
                     f"the Dask worker {name} may use {format_bytes(limit)}, less than the "
                     f"{format_bytes(job.memory)} of `memory`; give less `memory`, or give the "
