@@ -414,18 +414,10 @@ def _counts_user_block() -> bool:
     return _first_chunk(user_block=512) > _first_chunk(user_block=0)
 
 
-def hdf5_in_memory(*, user_block: int = 0) -> h5py.File:
-    """Return a new file in memory.
-
-    HDF5 refuses a second one of the same name while the first is open, as in another thread.
-    """
-    return h5py.File(
-        uuid.uuid4().hex, "w", driver="core", backing_store=False, userblock_size=user_block
-    )
-
-
 def _first_chunk(*, user_block: int) -> int:
-    with hdf5_in_memory(user_block=user_block) as file:
+    # HDF5 refuses a second file of one name while the first is open, as in another thread.
+    name, options = uuid.uuid4().hex, {"driver": "core", "backing_store": False}
+    with h5py.File(name, "w", userblock_size=user_block, **options) as file:
         dataset = file.create_dataset("chunked", data=np.zeros(1), chunks=(1,))
         file.flush()
         return int(dataset.id.get_chunk_info(0).byte_offset)

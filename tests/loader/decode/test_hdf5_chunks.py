@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cellfeed.decode._array import chunk_grid
-from cellfeed.decode._hdf5 import hdf5_in_memory, list_chunks
+from cellfeed.decode._hdf5 import list_chunks
 
 
 def oracle(dataset):
@@ -72,8 +72,3 @@ def test_what_hdf5_cannot_list_is_told_in_its_words(new_folder):
         dataset = file.create_dataset("d", data=np.arange(30))  # not in chunks
         with pytest.raises((RuntimeError, ValueError, TypeError, OSError), match=r"\w"):
             list_chunks(dataset, (10,), (3,))
-
-
-def test_threads_make_files_in_memory_at_once():
-    with hdf5_in_memory() as one, hdf5_in_memory(user_block=512) as other:
-        assert [each.userblock_size for each in (one, other)] == [0, 512]

@@ -16,6 +16,7 @@ from cellfeed import BlockShuffling, CellDataset, FormatError, open_collection
 pytestmark = quiet
 
 
+@pytest.mark.filterwarnings("ignore:.* does not convert float32 to bool:UserWarning")
 @pytest.mark.parametrize("out", ["float32", "float64", "int8", "uint8", "int32", "bool"])
 def test_values_are_cast_as_if_they_were_wide(new_store, out):
     X = sp.csr_matrix(np.random.default_rng(0).integers(0, 300, (30, 20)).astype("f4"))

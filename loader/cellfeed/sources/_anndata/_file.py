@@ -21,14 +21,13 @@ import numpy as np
 from h5py import h5z
 
 from cellfeed._errors import CellfeedError, FormatError, lacks_threads
-from cellfeed._lazy import ad, pd
+from cellfeed._lazy import pd
 from cellfeed._runs import Runs
 from cellfeed.bytes import LastingIdentity, Location, digest_of, lasting_identity
 from cellfeed.bytes._remote import failure, is_of_server
 from cellfeed.bytes._tables import CachedTables, Computed, Tables
 from cellfeed.decode import ChunkedArray, SlowRead
 from cellfeed.decode._array import check_grid
-from cellfeed.decode._hdf5 import hdf5_in_memory
 from cellfeed.sources._source import OpenedPerProcess, Source
 
 # Attributes, and elements as anndata reads them.
@@ -92,27 +91,6 @@ def own_members(group: Any) -> dict[str, Any]:
         names = [n for n in names if isinstance(group.get(n, getlink=True), h5py.HardLink)]
     found = {name: group.get(name) for name in names}
     return {name: each for name, each in found.items() if each is not None}
-
-
-def read_element(element: Any) -> Any:
-    """Return an element as anndata reads it.
-
-    anndata cannot read elements of HDF5 whose attributes are arrays of one text, so it gets a copy
-    in memory, with attributes as it writes them.
-    """
-    if not isinstance(element, h5py.Group | h5py.Dataset):
-        return ad.io.read_elem(element)
-    with hdf5_in_memory() as memory:
-        memory.copy(element, "element", expand_soft=True)
-
-        def mend(_name: str, each: h5py.Group | h5py.Dataset) -> None:
-            for name, value in list(each.attrs.items()):
-                plain = _plain(name, value)
-                if plain is not value:
-                    each.attrs[name] = plain
-
-        memory.visititems(mend)
-        return ad.io.read_elem(memory["element"])
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -281,10 +259,6 @@ class AnnDataFile(OpenedPerProcess):
     def n_bytes(self) -> int | None:
         """Return the size of a file on a server in bytes; None for other storages."""
         return None
-
-    def read(self, name: str) -> Any:
-        """Return an element as anndata reads it."""
-        return read_element(self.stored(name))
 
     def read_oldest_frame(self, name: str) -> pd.DataFrame:
         """Read a table in the format of anndata before 0.7, if it is local HDF5.

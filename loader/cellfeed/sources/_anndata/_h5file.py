@@ -178,15 +178,6 @@ class H5File(AnnDataFile):
         """Return whether two arrays are one object of HDF5."""
         return bool(self.stored(name) == self.stored(other))
 
-    def read(self, name: str) -> Any:
-        """Return an element as anndata reads it."""
-        where, path = self._resolve(name)
-        if where is not self:
-            return where.read(path)
-        self.prefetch([name])
-        self._examine_all(name)
-        return super().read(name)
-
     def _examine_all(self, name: str, depth: int = 0) -> None:
         """Check that HDF5 finds in this file all that it reads with a group."""
         found = self.stored(name)
