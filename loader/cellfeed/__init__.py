@@ -68,49 +68,31 @@ if typing.TYPE_CHECKING:
     from cellfeed.verification import verify as verify
 
 # Lazy, since these need other packages; keep in step with the TYPE_CHECKING block above.
+_NAMES_OF = {
+    "collection": "Collection open_collection",
+    "collection._splits": "Split random_split",
+    "dataset": "CellDataset InterleavedDatasets ReadOptions Statistics",
+    "genes": "highly_variable_genes qc_metrics",
+    "perturbation": "MatchedControls PerturbationSplit perturbation_datasets perturbation_split",
+    "preshuffling": "Preshuffled preshuffle",
+    "rows": "CategoricalColumn Cells NumericColumn",
+    "rows._minibatch": "Minibatch RaggedTensor",
+    "sampling": (
+        "BlockShuffling BlockWeightedSampling ClassBalancedSampling EpochPlan Fetch "
+        "GroupedSampling SamplingStrategy Streaming"
+    ),
+    "storages.huggingface": "HuggingFaceSource",
+    "storages.memory_maps": "MemoryMapSource",
+    "storages.parquet": "ParquetSource",
+    "storages.postgres": "PostgresSource",
+    "storages.postgres._load_database": "Loaded load_database",
+    "storages.soma": "SomaSource",
+    "storages.tenx": "TenxSource",
+    "storages.tokens": "Span TokenStream TokenStreamWriter",
+    "verification": "Verified verify",
+}
 _MODULE_OF = {
-    "BlockShuffling": "cellfeed.sampling",
-    "BlockWeightedSampling": "cellfeed.sampling",
-    "CategoricalColumn": "cellfeed.rows",
-    "CellDataset": "cellfeed.dataset",
-    "Cells": "cellfeed.rows",
-    "ClassBalancedSampling": "cellfeed.sampling",
-    "Collection": "cellfeed.collection",
-    "EpochPlan": "cellfeed.sampling",
-    "Fetch": "cellfeed.sampling",
-    "GroupedSampling": "cellfeed.sampling",
-    "HuggingFaceSource": "cellfeed.storages.huggingface",
-    "InterleavedDatasets": "cellfeed.dataset",
-    "Loaded": "cellfeed.storages.postgres._load_database",
-    "MatchedControls": "cellfeed.perturbation",
-    "MemoryMapSource": "cellfeed.storages.memory_maps",
-    "Minibatch": "cellfeed.rows._minibatch",
-    "NumericColumn": "cellfeed.rows",
-    "ParquetSource": "cellfeed.storages.parquet",
-    "PerturbationSplit": "cellfeed.perturbation",
-    "PostgresSource": "cellfeed.storages.postgres",
-    "Preshuffled": "cellfeed.preshuffling",
-    "RaggedTensor": "cellfeed.rows._minibatch",
-    "ReadOptions": "cellfeed.dataset",
-    "SamplingStrategy": "cellfeed.sampling",
-    "SomaSource": "cellfeed.storages.soma",
-    "Span": "cellfeed.storages.tokens",
-    "Statistics": "cellfeed.dataset",
-    "Split": "cellfeed.collection._splits",
-    "Streaming": "cellfeed.sampling",
-    "TenxSource": "cellfeed.storages.tenx",
-    "TokenStream": "cellfeed.storages.tokens",
-    "TokenStreamWriter": "cellfeed.storages.tokens",
-    "Verified": "cellfeed.verification",
-    "highly_variable_genes": "cellfeed.genes",
-    "load_database": "cellfeed.storages.postgres._load_database",
-    "open_collection": "cellfeed.collection",
-    "perturbation_datasets": "cellfeed.perturbation",
-    "perturbation_split": "cellfeed.perturbation",
-    "preshuffle": "cellfeed.preshuffling",
-    "qc_metrics": "cellfeed.genes",
-    "random_split": "cellfeed.collection._splits",
-    "verify": "cellfeed.verification",
+    name: f"{__name__}.{module}" for module, names in _NAMES_OF.items() for name in names.split()
 }
 __all__ = tuple(
     sorted(
