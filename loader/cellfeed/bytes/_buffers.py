@@ -31,9 +31,9 @@ _CLASSES_OF_A_DOUBLING = 4  # few, so that minibatches of much the same size tak
 class BufferPool:
     """Allocates pieces of memory, and reuses each when the last array over it is gone.
 
-    Keeping a minibatch keeps only its own memory; dropping it makes the memory available to the
-    next fetch, without the system calls and page faults that new memory costs. All methods may be
-    called from any thread.
+    Keeping a minibatch keeps the memory of its elements, not that of its fetch. Dropping it makes
+    the memory available to the next fetch, without the system calls and page faults that new memory
+    costs. All methods may be called from any thread.
 
     Examples
     --------
@@ -387,8 +387,8 @@ class SharedPool(BufferPool):
     """Allocates pieces of shared memory, and reuses each when both processes have released it.
 
     A piece is used again once no array over it is left here, and its mark `Piece.is_lent` is
-    not set, which the process that it was lent to clears. Memory that is taken in place of some
-    that is free, since that is too small, makes the other return to the system.
+    not set, which the process that it was lent to clears. If all free pieces are too small, a new
+    one is allocated, and one of them returns to the system.
 
     Parameters
     ----------

@@ -54,7 +54,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """What the order of the rest of an epoch on a rank follows from; all that workers are told.
+    """What the order of the rest of an epoch on a rank follows from.
 
     Parameters
     ----------

@@ -188,7 +188,7 @@ class ChunkLocations(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChunkTable:
-    """Locations of all chunks of an array, at 17 bytes per chunk.
+    """Locations of all chunks of an array, at 13 bytes per chunk below 4 GiB.
 
     Parameters
     ----------

@@ -161,7 +161,7 @@ class Decoder:
     counters
         Counters of bytes, chunks and time.
     pool
-        Memory for lists of kept elements. (Allocating it for each fetch costs more, in page
+        Memory for lists of selected elements. (Allocating it for each fetch costs more, in page
         faults, than filling it.)
     """
 

@@ -258,7 +258,7 @@ def locate_pieces(segments: NDArray[np.int64]) -> object:
     Parameters
     ----------
     segments
-        Segments of rows, row by row, as `kernels.plan_flat` returns them; modified.
+        Segments of rows, row by row, as `kernels.plan_ranges` returns them; modified.
 
     Returns
     -------

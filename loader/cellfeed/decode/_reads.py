@@ -196,7 +196,7 @@ _CACHE_BYTES = 1 << 24  # more than this is out of the cache before it is used
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FilesInUse:
-    """Files that are read, and what must exist until then.
+    """Files that are read, and what must exist until they have been.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ class ChunkReads:
     files
         The files of the chunks.
     keep_alive
-        Objects that must exist until then: tables whose addresses are used.
+        Objects that must exist while chunks are decoded: tables whose addresses are used.
     """
 
     arrays: NDArray[np.int64]

@@ -396,8 +396,8 @@ class Reader:
         """Read the chunks of the first group, and the others while the first is used."""
         is_first = np.zeros(bases.size, np.bool_)
         is_first[:: planned.bounds.size - 1] = True  # of each element
-        # Values are transformed in place: of a row with chunks in both parts, one would be
-        # transformed without the other. Duplicates must be summed before they are transformed.
+        # Values are transformed in place, and only whole rows can be: a row may have chunks in both
+        # parts. Duplicates must be summed before they are transformed.
         first_reads, other_reads = divide_reads(reads.without_steps(), is_first)
         first_ascend = first_reads.run(bases, self._decoder).ascending
 

@@ -378,7 +378,7 @@ def decode(  # noqa: PLR0912 - one loop over chunks
                         _mark_checked(array, chunk)
                     n_decompressed += n
                     here = decoded
-                # Other uncompressed chunks were cut to the wanted elements.
+                # Of chunks that are stored as they are, only the wanted part was read.
                 elif array[fields.CODEC] != codecs.STORED or is_filtered or is_checksummed:
                     failure = 0 if stored == size else fields.WRONG_SIZE
                     if failure == 0:

@@ -32,12 +32,12 @@ from cellfeed.decode._kernels._native import (
 )
 from cellfeed.decode._kernels._placing import extent
 
-# Every codec's function takes the address of the chunk and its size; of the output, of the chunk's
-# size after decompression; the first byte that is wanted and the one after the last; and addresses
-# of `function_addresses`, of the decompressors with a state, of deflate and of Zstandard, and of
-# memory of the size of the output. It returns how many bytes it has decompressed, including those
-# that are wanted, or minus a failure. A chunk whose wanted bytes are damaged is decompressed to its
-# end, which shows the damage.
+# Every codec's function takes ten integers: the address of the chunk and its size; the address of
+# the output and the chunk's size after decompression; the first byte that is wanted and the one
+# after the last; and addresses of `function_addresses`, of the decompressors of deflate and of
+# Zstandard, and of scratch memory of the size of the output. It returns how many bytes it has
+# decompressed, including those that are wanted, or minus a failure. A chunk whose wanted bytes are
+# damaged is decompressed to its end, which shows the damage.
 _SIGNATURE = types.int64(*[types.int64] * 10)
 
 # libdeflate stops at a match (of at most 258 bytes) that does not fit into the buffer, so all

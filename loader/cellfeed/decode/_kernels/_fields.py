@@ -32,7 +32,7 @@ Ints: TypeAlias = NDArray[np.int64]
     NOT_PLACED,  # whether to stop after decompression
     DELTA,  # whether each element of a chunk is stored as its difference from the one before it
     CHECKSUMMED,  # whether a CRC32C of a chunk's bytes follows them
-    DECOMPRESS,  # addresses of functions, which `decode` fills in: of the codec,
+    DECOMPRESS,  # addresses of functions, which `resolve` fills in: of the codec,
     UNSHUFFLE,  # if chunks are SHUFFLED,
     ADD_UP,  # if they are stored as a DELTA,
     PLACE,  # of PLACING,
