@@ -102,6 +102,9 @@ def read_obs(
     for source, table in zip(sources, side_by_side(_alone(read), sources), strict=True):
         if table is not None:
             _check_length(source, len(table))
+            if missing := [name for name in wanted(source, plain) if name not in table]:
+                msg = f"{source.location}: `read_obs` returned no column {missing[0]!r}"
+                raise FormatError(f"{msg}, which is one of `obs_names`; correct the source")
         tables.append(table)
     return {
         name: plain.get(name) or join_column(name, _parts(name, sources, tables))
@@ -119,7 +122,7 @@ def _check_length(source: Source, n: int) -> None:
     if n != source.n_rows:
         msg = (
             f"{source.location}: obs has {n} rows, but the matrix has {source.n_rows}; write the "
-            "file again with anndata"
+            "file again"
         )
         raise FormatError(msg)
 

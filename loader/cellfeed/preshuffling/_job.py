@@ -405,11 +405,10 @@ def _matrix(collection: Collection, name: str) -> Matrix:
     if name.startswith("mod/"):
         msg = f"{collection.locations[0]}: is MuData, which is not written, but `{name}` is named"
         raise ParameterError(f"{msg}; write its modality as AnnData, others in its obsm")
-    is_frame = stored.var is not None and stored.var == stored.stored_as
-    if element.layout == "ragged" or element.dtype.names is not None or is_frame:
+    if element.layout == "ragged" or element.dtype.names is not None:
         msg = (
-            f"`elements` must be matrices of numbers, but {name!r} has rows of any length, "
-            "values with fields, or columns of a data frame; read it without preshuffling"
+            f"`elements` must be matrices of numbers, but {name!r} has rows of any length "
+            "or values with fields; read it without preshuffling"
         )
         raise ParameterError(msg)
     if len(element.row_shape) > 1 and "obsm/" not in name:  # anndata no longer reads these

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cellfeed._errors import CellfeedError, FormatError, PathError
+from cellfeed._errors import CellfeedError, FormatError, ParameterError, PathError
 from cellfeed.bytes import SCHEMES, Location, has_suffix
 from cellfeed.sources._source import Source
 
@@ -42,8 +42,8 @@ class Storage:
         Name of the storage, such as "TileDB-SOMA".
     open
         Called with a location and the names of the elements to read; returns the sources at the
-        location, in the order of their rows, each with exactly these elements. A source that lacks
-        one of them may be returned nevertheless: the caller checks ``Source.elements``.
+        location, in the order of their rows. A source may have more elements, of which these are
+        selected; one that lacks an element is refused.
     schemes
         Schemes of the URLs that it opens: ``("soma",)`` for ``soma://...``.
     suffixes
@@ -65,6 +65,11 @@ class Storage:
         Called with what is no location; returns the source, or None if it is no object of this
         storage. It should look at `sys.modules` rather than import a library.
 
+    Raises
+    ------
+    ParameterError
+        Suffixes are no tuple of texts that begin with a dot.
+
     Examples
     --------
     >>> from cellfeed.sources import Location, Storage
@@ -83,6 +88,14 @@ class Storage:
     extra: str = ""
     open_hdf5: Callable[[Any], Any] | None = None
     open_object: Callable[[Any], Source | None] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the suffixes."""
+        for name in ("suffixes", "url_suffixes"):
+            given: Any = getattr(self, name)
+            if isinstance(given, str) or not all(each.startswith(".") for each in given):
+                msg = f'`{name}` of {self.name} must be like (".h5ad",), but got {given!r}'
+                raise ParameterError(msg)
 
     def opens(self, location: Location) -> bool:
         """Return whether it opens a location; a local location must exist."""

@@ -331,7 +331,17 @@ def _column_of_genes(table: pd.DataFrame, name: str, where: str, option: str) ->
 class OpenedPerProcess(ABC):
     """A file, archive or connection that each process opens when it is first called.
 
-    What is open does not survive a fork, and cannot be pickled.
+    What is open does not survive a fork, and cannot be pickled. Subclasses define `_open`, which
+    opens it and returns what calling the object returns.
+
+    Examples
+    --------
+    >>> class Database(OpenedPerProcess):
+    ...     def __init__(self, path):
+    ...         self.path = path
+    ...
+    ...     def _open(self):
+    ...         return open(self.path, "rb")
     """
 
     _opened: Any = None

@@ -273,7 +273,9 @@ def test_a_data_frame_is_refused(tmp_path, out):
     adata = ad.AnnData(np.eye(3, dtype=np.float32))
     adata.obsm["frame"] = pd.DataFrame({"a": range(3)}, index=adata.obs_names)
     adata.write_h5ad(tmp_path / "cells.h5ad")
-    with pytest.raises(ParameterError, match=r"'obsm/frame' has .* columns of a data frame; read"):
+    with pytest.raises(
+        FormatError, match=r"`obsm/frame` is neither dense nor CSR .*to_numpy\(\)`$"
+    ):
         preshuffle(tmp_path / "cells.h5ad", out, elements=["X", "obsm/frame"])
     with pytest.raises(ParameterError, match=r"encoding 'dataframe'\); .* elements=\['X'\]$"):
         preshuffle(tmp_path / "cells.h5ad", out, elements="all")

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 from tests.loader.sources.arriving import Arriving, Rows
@@ -175,3 +176,25 @@ def test_each_extra_is_there():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for storage in built_in():
         assert not storage.extra or storage.extra in extras["optional-dependencies"]
+
+
+@pytest.mark.parametrize("suffixes", [".toy", ("toy",)])
+def test_suffixes_that_match_nothing(suffixes):
+    with pytest.raises(ParameterError, match=r"`suffixes` of toys must be like \(\"\.h5ad\",\)"):
+        Storage(name="toys", open=open_arriving, suffixes=suffixes)
+
+
+class WithoutColumns(Arriving):
+    def obs_names(self):
+        return ["plate", "drug"]
+
+    def read_obs(self, columns):
+        return pd.DataFrame({"plate": ["x"] * 3})
+
+
+def test_a_source_that_leaves_out_a_column():
+    """It does not count as missing values."""
+    source = WithoutColumns(Location("test-url://cells"), {"X": Rows(MATRIX, ["a", "b", "c", "d"])})
+    assert open_collection(source, obs=["plate"]).obs["plate"].codes.tolist() == [0, 0, 0]
+    with pytest.raises(FormatError, match="`read_obs` returned no column 'drug'"):
+        _ = open_collection(source, obs=["plate", "drug"]).obs["drug"]
