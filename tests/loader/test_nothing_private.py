@@ -11,14 +11,8 @@ import cellfeed
 FOLDER = Path(cellfeed.__file__).parent
 FORBIDDEN = {"_getframe", "f_back", "f_locals", "distributed_c10d", "currentframe"}
 KNOWN = {
-    # Of numba: where compiled code is cached, and how it is loaded.
-    "_compiled.py": {
-        "_CacheLocator",
-        "_SourceFileBackedLocatorMixin",
-        "_compiler",
-        "_guard_against_spurious_io_errors",
-        "_load_overload",
-    },
+    # Of numba: how compiled code is loaded from its cache.
+    "_compiled.py": {"_compiler", "_guard_against_spurious_io_errors", "_load_overload"},
     # torch's registry of how to collate, where the documentation of `default_collate` has it.
     "rows/_minibatch.py": {"_utils"},
     # scvi-tools gives what a setup has registered to instances of a model alone.
