@@ -159,8 +159,8 @@ class H5File(AnnDataFile):
         other, path = self._resolved[name]
         found = file[path or "/"] if other is None else other.stored(path)
         if is_new and other is None:
-            # Another file may be mounted in this one.
-            is_here = h5py.h5o.get_info(found.id).fileno == h5py.h5o.get_info(file.id).fileno
+            # Not by `h5o.get_info`, which follows the index of chunks, also one that never ends.
+            is_here = h5py.h5f.get_name(found.id) == h5py.h5f.get_name(file.id)
             is_array = isinstance(found, h5py.Dataset)
             if not is_here or (is_array and (found.is_virtual or found.external)):
                 del self._resolved[name]
