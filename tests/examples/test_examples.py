@@ -197,7 +197,7 @@ def test_held_out_conditions(tmp_path):
     losses = losses_in(printed)
     assert losses[3] < 0.8 * losses[0]
     assert losses[4] < 1.2 * losses[3]
-    (n_cells,) = re.findall(r"test ([\d,]+) cells of 7 conditions", printed)
+    (n_cells,) = re.findall(r"test ([\d,]+), train", printed)
     assert f"on {n_cells.replace(',', '')} cells of the conditions of the test" in printed
 
 

@@ -59,6 +59,8 @@ def read_names(file: AnnDataFile, path: str, *, is_table: bool = False) -> NDArr
             return digest()
         tables = file.table_cache(f"{path}/{index_of(table)}" if is_table else path)
         n_names = table_length(file, path)
+        if n_names < _FEWEST:
+            return None
         return tables.get("digest of names", n_names, digest, fewest=_FEWEST)
 
     found = file.recorded(f"names of {path}", identified)
