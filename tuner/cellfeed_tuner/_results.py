@@ -345,10 +345,10 @@ class SearchedStrategy:
         arguments += [f"{name}={name}" for name in self.arrays]
         if block_size is not None and self.has_block_size:
             arguments.append(f"block_size={block_size}")
-        from cellfeed import sampling  # noqa: PLC0415 - showing results seldom needs it
+        import cellfeed  # noqa: PLC0415 - showing results seldom needs it
 
         # The rows of one that chooses among those of another strategy are that one's.
-        known = getattr(getattr(sampling, self.name, None), "__dataclass_fields__", {"indices"})
+        known = getattr(getattr(cellfeed, self.name, None), "__dataclass_fields__", {"indices"})
         if rows and "indices" in known:
             arguments.append(f"indices={rows}")
         return f"{self.name}({', '.join(arguments)})"
@@ -356,9 +356,9 @@ class SearchedStrategy:
     @property
     def is_made_again(self) -> bool:
         """Whether `cellfeed.CellDataset.from_autotune` can make it without help."""
-        from cellfeed import sampling  # noqa: PLC0415 - showing results seldom needs it
+        import cellfeed  # noqa: PLC0415 - showing results seldom needs it
 
-        return not self.arrays and self.name in sampling.__all__
+        return not self.arrays and self.name in cellfeed.__all__
 
     @property
     def columns(self) -> tuple[str, ...]:
