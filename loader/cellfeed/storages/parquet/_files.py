@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -35,9 +34,8 @@ from cellfeed.bytes import (
 from cellfeed.extending import ColumnError, FormatError, MismatchError, pd
 from cellfeed.sources import failures_named, first_line
 from cellfeed.sources.arrow import MISSING, import_arrow, kind, to_frame, values_of
-from cellfeed.storages.parquet._footers import END_BYTES, Footer, dtype_in_lists, dtype_of
+from cellfeed.storages.parquet._footers import END_BYTES, Footer, dtype_in_lists
 from cellfeed.storages.parquet._lists import LIST_NUMBERS, list_numbers
-from cellfeed.storages.parquet._paths import partitions
 
 EXTRA = "parquet"
 
@@ -102,8 +100,7 @@ class ParquetFiles:
     schema
         The `pyarrow.Schema` of the first file.
     names
-        Names of the columns: of the first file; when `row_groups` has read all files, of these
-        and of their folders.
+        Names of the columns: of the first file, and of all when `row_groups` has read them.
 
     Raises
     ------
@@ -125,7 +122,6 @@ class ParquetFiles:
             self._objects = RemoteObjects(self._location_of, self._version_of)
         self.schema = self.footer(0).schema
         self.names = [*self.schema.names]
-        self._n_rows, self._partitions = list[int](), partitions(self.locations)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_footers": {}}
@@ -212,16 +208,13 @@ class ParquetFiles:
         with cancellable_threads(_AT_ONCE, "cellfeed-open") as threads:
             yield from threads.map(read, numbers)
 
-    def row_groups(self, columns: Sequence[str], *, are_lists: bool) -> RowGroups:
-        """Read all footers; return the row groups with the places of some columns.
+    def row_groups(self, columns: tuple[str, str]) -> RowGroups:
+        """Read all footers; return the row groups with the places of the lists.
 
         Parameters
         ----------
         columns
-            Names of columns of numbers.
-        are_lists
-            Whether they are two columns of lists, of gene numbers and of values; otherwise all
-            columns are read together, with what is between them.
+            Names of the columns with lists of gene numbers, and of values.
 
         Raises
         ------
@@ -232,17 +225,14 @@ class ParquetFiles:
         """
 
         def read(file: int) -> tuple[list[str], set[np.dtype[Any]], RowGroups]:
-            return self._groups_of(file, columns, are_lists=are_lists)
+            return self._groups_of(file, columns)
 
         names, of_files, groups = zip(*self.each(read), strict=True)
-        self._n_rows = [int(each.starts[-1]) for each in groups]
-        for name in set(names[0]).intersection(*names, self._partitions):
-            del self._partitions[name]
-        self.names = [*dict.fromkeys(chain(*names, self._partitions))]
+        self.names = [*dict.fromkeys(chain(*names))]
         dtypes = {dtype for own in of_files for dtype in own if dtype.kind != "V"}
         dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.int8)
         for own, each in zip(of_files, groups, strict=True):
-            if are_lists and own != {dtype}:
+            if own != {dtype}:
                 each.lists[:] = -1  # pyarrow decodes it, and values are cast
         largest = [each.largest for each in groups]
         arrays = ("files", "numbers", "offsets", "sizes", "n_values", "lists")
@@ -256,59 +246,50 @@ class ParquetFiles:
         )
 
     def _groups_of(
-        self, file: int, columns: Sequence[str], *, are_lists: bool
+        self, file: int, columns: tuple[str, str]
     ) -> tuple[list[str], set[np.dtype[Any]], RowGroups]:
-        """Return the columns of a file, the dtypes of wanted values, and its row groups."""
+        """Return the columns of a file, the dtype of its values, and its row groups."""
         footer = self.footer(file)
         fields, leaves = [footer.field(name) for name in columns], footer.leaves(columns)
-        dtypes = [self.dtype(file, each, is_list=are_lists) for each in fields]
+        of_genes, dtype = (self.dtype(file, each) for each in fields)
+        if of_genes.kind not in "iuV":
+            msg = f"{footer.where}: column {columns[0]!r} has {of_genes}, which are no gene"
+            raise FormatError(f"{msg} numbers; give another column as `genes=`")
+        stored = [footer.metadata.schema.column(leaf) for leaf in leaves]
         chunks = footer.chunks(leaves)
-        offsets, sizes = chunks.begins, chunks.sizes
-        n_groups, n_leaves = offsets.shape
-        lists = np.full((n_groups, n_leaves if are_lists else 0, LIST_NUMBERS), -1, np.int64)
-        largest: int | None = -1
         there = np.flatnonzero(chunks.n_rows)
-        if are_lists:
-            stored = [footer.metadata.schema.column(leaf) for leaf in leaves]
-            for group in there.tolist():
-                for k, column in enumerate(stored):
-                    lists[group, k] = list_numbers(chunks, group, k, column, fields[k])
-            of_genes = dtypes.pop(0)
-            if of_genes.kind not in "iuV":
-                msg = f"{footer.where}: column {columns[0]!r} has {of_genes}, which are no gene"
-                raise FormatError(f"{msg} numbers; give another column as `genes=`")
-            found = [chunks.largest(group, 0, of_genes) for group in there.tolist()]
-            largest = None if None in found else max([-1, *filter(None, found)])
-        else:
-            begins, stops = offsets.min(axis=1), (offsets + sizes).max(axis=1)
-            offsets, sizes = begins[:, None], (stops - begins)[:, None]
+        lists = np.full((there.size, 2, LIST_NUMBERS), -1, np.int64)
+        for k, group in enumerate(there.tolist()):
+            for column in range(2):
+                given = chunks, group, column, stored[column], fields[column]
+                lists[k, column] = list_numbers(*given)
+        largest = [chunks.largest(group, 0, of_genes) for group in there.tolist()]
         groups = RowGroups(
             files=np.full(there.size, file),
             numbers=there,
             starts=np.append(0, np.cumsum(chunks.n_rows[there])),
-            offsets=offsets[there],
-            sizes=sizes[there],
+            offsets=chunks.begins[there],
+            sizes=chunks.sizes[there],
             n_values=chunks.n_entries.sum(axis=1)[there],
-            dtype=dtypes[0],
-            largest=largest,
+            dtype=dtype,
+            largest=None if None in largest else max([-1, *filter(None, largest)]),
             codec=chunks.codec(int(there[-1]), 0) if there.size else "",
-            lists=lists[there],
+            lists=lists,
         )
-        return footer.schema.names, {*dtypes}, groups
+        return footer.schema.names, {dtype}, groups
 
-    def dtype(self, file: int, field: Any, *, is_list: bool) -> np.dtype[Any]:
-        """Return the dtype of the values of a `pyarrow.Field` of a file.
+    def dtype(self, file: int, field: Any) -> np.dtype[Any]:
+        """Return the dtype of the values in lists, a `pyarrow.Field` of a file.
 
         Raises
         ------
         FormatError
-            They are no numbers, or no lists of them.
+            They are no lists of numbers.
         """
-        found = dtype_in_lists(field.type) if is_list else dtype_of(field.type)
+        found = dtype_in_lists(field.type)
         if found is None:
             msg = f"{self.locations[file].shown}: column {field.name!r} is of type {field.type}"
-            wanted = "a list of numbers" if is_list else "a number"
-            raise FormatError(f"{msg}, not {wanted} for each cell; give another column")
+            raise FormatError(f"{msg}, not a list of numbers for each cell; give another column")
         return found
 
     def expect(self, groups: RowGroups, which: NDArray[np.int64]) -> object | None:
@@ -398,23 +379,18 @@ class ParquetFiles:
 
     def refused_obs(self, name: str) -> str:
         """Return why the type of a column in the first file cannot be in obs, if it cannot."""
-        at = -1 if name in self._partitions else self.schema.get_field_index(name)
+        at = self.schema.get_field_index(name)
         return "" if at < 0 else self.footer(0).refused_in_obs(self.schema.field(at))
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Return obs columns of all files, as `ParquetSource.read_obs` does."""
         import pyarrow as pa  # noqa: PLC0415 - optional
 
-        stored = [name for name in columns if name not in self._partitions]
-        tables = [*self.read(stored, as_obs=True)] if stored else []
-        where = [each.shown for each in self.locations]
-        found = {name: _join_parts(name, [each[name] for each in tables], where) for name in stored}
-        files = pa.array(np.repeat(np.arange(len(self._n_rows)), self._n_rows))
-        for name in columns:
-            if name in self._partitions:
-                found[name] = _as_column(self._partitions[name]).take(files)
-        metadata = tables[0].schema.metadata if tables else None
-        table = pa.table({name: found[name] for name in columns}, metadata=metadata)
+        tables, where = [*self.read(columns, as_obs=True)], [each.shown for each in self.locations]
+        found = {
+            name: _join_parts(name, [each[name] for each in tables], where) for name in columns
+        }
+        table = pa.table(found, metadata=tables[0].schema.metadata)
         with failures_named(f"{self.location.shown}: obs cannot be read", "write it again"):
             return to_frame(table.unify_dictionaries())
 
@@ -606,17 +582,3 @@ def _as_text(chunk: Any, joint: Any) -> Any:
         chunk = chunk.dictionary_encode()
     indices = chunk.indices.cast(joint.index_type)
     return pa.DictionaryArray.from_arrays(indices, chunk.dictionary.cast(joint.value_type))
-
-
-# Columns that are the names of folders.
-
-
-def _as_column(values: Sequence[str | None]) -> Any:
-    """Return values that are text as a `pyarrow.Array`: int32 if all can be, else a dictionary."""
-    import pyarrow as pa  # noqa: PLC0415 - optional
-
-    there = [each for each in values if each is not None]
-    are_integers = all(re.fullmatch("-?[0-9]{1,10}", each) for each in there)
-    if there and are_integers and all(-(1 << 31) <= int(each) < 1 << 31 for each in there):
-        return pa.array([None if each is None else int(each) for each in values], pa.int32())
-    return pa.array(values, pa.large_string()).dictionary_encode()

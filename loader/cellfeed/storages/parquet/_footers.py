@@ -210,15 +210,6 @@ def _n_leaves(found: Any) -> int:
     return sum(_n_leaves(each.type) for each in children) if children else 1
 
 
-# What types are, for matrices.
-
-
-def dtype_of(found: Any) -> np.dtype[Any] | None:
-    """Return the dtype of a number for each cell; None if it is none."""
-    is_number = kind(found) in ("numbers", "booleans")
-    return np.dtype(found.to_pandas_dtype()) if is_number else None
-
-
 def dtype_in_lists(found: Any) -> np.dtype[Any] | None:
     """Return the dtype of lists of numbers, void if all are empty; None if they are none."""
     from pyarrow import types  # noqa: PLC0415 - optional
@@ -232,4 +223,4 @@ def dtype_in_lists(found: Any) -> np.dtype[Any] | None:
     values = values_of(found.value_type)
     if types.is_null(values):
         return np.dtype(np.void)
-    return dtype_of(values) if kind(values) == "numbers" else None
+    return np.dtype(values.to_pandas_dtype()) if kind(values) == "numbers" else None
