@@ -92,23 +92,30 @@ class ArrowTable(OpenedPerProcess):
     def _open(self) -> Any:
         if self.dataset is not None:
             return self.dataset.data.table
-        arrow = import_arrow(self.location, _EXTRA)
-        return arrow.concat_tables([table for table, _ in self.mapped()])
+        return import_arrow(self.location, _EXTRA).concat_tables(self._mapped())
 
-    def mapped(self) -> list[tuple[Any, Any]]:
-        """Return the rows of each file of a folder, and the memory to which it is mapped."""
+    def _mapped(self) -> list[Any]:
+        """Return the rows of each file of a folder, memory-mapped."""
         arrow = import_arrow(self.location, _EXTRA)
-        found = list[tuple[Any, Any]]()
+        found = list[Any]()
         for path in self.paths:
             require_file(path)
             self._watched.see(path.absolute(), path.stat(), path)
             what = f"{path}: is not a complete Arrow stream"
             with failures_named(what, "copy it again", (OSError, ValueError)):
-                mapped = arrow.memory_map(str(path))
-                whole = mapped.read_buffer(mapped.size())
-                mapped.seek(0)
-                found.append((arrow.ipc.open_stream(mapped).read_all(), whole))
+                found.append(arrow.ipc.open_stream(arrow.memory_map(str(path))).read_all())
         self.check_unchanged()
+        return found
+
+    def parts(self, names: tuple[str, str]) -> list[tuple[Path | None, Any]]:
+        """Return some columns in parts, and the file of each; None if it is in no file."""
+        if self.dataset is None:
+            return [*zip(self.paths, self._mapped(), strict=True)]
+        found, data = list[tuple[Path | None, Any]](), self.dataset.data
+        for blocks in getattr(data, "blocks", [[data]]):  # beside each other
+            whole = [each for each in blocks if {*names} <= {*each.column_names}]
+            path = getattr(whole[0], "path", None) if whole else None
+            found.append((None if path is None else Path(path), whole[0].table if whole else None))
         return found
 
     def check_unchanged(self) -> None:
@@ -206,42 +213,71 @@ def type_of_lists(arrow: Any, location: Location, schema: Any, name: str) -> Any
 
 def list_columns(table: ArrowTable, names: tuple[str, str]) -> ListColumns | None:
     """Return where the lists of two columns lie; None if files do not store them uncompressed."""
-    if table.dataset is not None:
-        return None
     arrow = import_arrow(table.location, _EXTRA)
-    found, types = list[list[int]](), list[Any]()
-    for file, (rows, memory) in enumerate(table.mapped()):
-        types = [rows.schema.field(name).type for name in names]
-        itemsizes = [8 if arrow.types.is_large_list(each) else 4 for each in types]
+    schema, found, known = table().schema, list[list[int]](), dict[int, bool]()
+    types = [type_of_lists(arrow, table.location, schema, name) for name in names]
+    itemsizes = [8 if arrow.types.is_large_list(each) else 4 for each in types]
+    for path, rows in table.parts(names):
+        if path is None:
+            return None
         for batch in rows.select(names).to_batches():
-            row = [file, batch.num_rows]
+            row = [table.paths.index(path), batch.num_rows]
             for name, itemsize in zip(names, itemsizes, strict=True):
                 column = batch.column(name)
                 if column.null_count or column.flatten().null_count:
                     raise _no_numbers(table.location, name)
-                for buffer, first in (
-                    (column.buffers()[1], column.offset * itemsize),
-                    (column.values.buffers()[1], 0),
-                ):
-                    size = buffer.size if buffer else 0
-                    offset = buffer.address - memory.address if size else 0
-                    if not 0 <= offset <= memory.size - size:
-                        return None
-                    row.append(offset + first)
-                row.append(len(column.values))
+                offsets, values = column.buffers()[1], column.values.buffers()[1]
+                places = [_place(each, path, known) for each in (offsets, values)]
+                if places[0] is None or places[1] is None:
+                    return None
+                row += [places[0] + column.offset * itemsize, places[1], len(column.values)]
             found.append(row)
     if not found:
         return None
-    places = np.array(found, np.int64)
+    numbers = np.array(found, np.int64)
     return ListColumns(
-        files=places[:, 0].copy(),
-        n_rows=places[:, 1].copy(),
-        offsets=places[:, [2, 5]],
-        values=places[:, [3, 6]],
-        sizes=places[:, [4, 7]],
+        files=numbers[:, 0].copy(),
+        n_rows=numbers[:, 1].copy(),
+        offsets=numbers[:, [2, 5]],
+        values=numbers[:, [3, 6]],
+        sizes=numbers[:, [4, 7]],
         offset_dtypes=tuple(np.dtype(f"i{itemsize}") for itemsize in itemsizes),
         dtypes=tuple(np.dtype(each.value_type.to_pandas_dtype()) for each in types),
     )
+
+
+def _place(buffer: Any, path: Path, known: dict[int, bool]) -> int | None:
+    """Return the first byte of a `pyarrow.Buffer` in a file; None if it is not there.
+
+    ``known`` says which memory, by its address, has the content of its file.
+    """
+    if buffer is None or not buffer.size:
+        return 0
+    whole = buffer
+    while whole.parent is not None:
+        whole = whole.parent
+    if whole.address not in known:
+        known[whole.address] = _is_content(whole, path)
+    return int(buffer.address - whole.address) if known[whole.address] else None
+
+
+def _is_content(memory: Any, path: Path) -> bool:
+    """Return whether memory, a `pyarrow.Buffer`, has the content of a file, by some of its bytes.
+
+    The file of an object may have been replaced since the library mapped it.
+    """
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) != memory.size:
+            return False
+        for first in np.linspace(0, memory.size - 1, _COMPARED).astype(int).tolist():
+            file.seek(first)
+            there = file.read(_COMPARED_BYTES)
+            if there != memory.slice(first, len(there)).to_pybytes():
+                return False
+    return True
+
+
+_COMPARED, _COMPARED_BYTES = 64, 4096
 
 
 def _no_numbers(location: Location, name: str) -> FormatError:
@@ -542,11 +578,9 @@ class HuggingFaceSource(Source):
             names = [self._table.paths[k].name for k in stored.files.tolist()]
             placed = digest_of(digest_of_array(places), *names)
             return ArrowLists(columns, self._table.paths, stored, shape), placed
-        reason = "cellfeed does not decode float16" if stored else ""
-        if self._table.dataset is None:
-            reason = reason or "its files do not have the layout of memory"
-        elif self._table.paths:
-            reason = "cellfeed decodes folders, but not objects"
+        reason = "its files do not have the layout of memory" if self._table.paths else ""
+        if stored:
+            reason = "cellfeed does not decode float16"
         return ArrowRows(columns, self._table, dtype, shape, reason), ""
 
     def selection(self) -> str:

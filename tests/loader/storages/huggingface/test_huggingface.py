@@ -138,21 +138,34 @@ def test_genes_that_are_known_by_ids_are_joined_by_names(folder):
         (lambda each: each.select(range(15, 60)).select([9, 2]), [24, 17]),
         (lambda each: datasets.concatenate_datasets([each, each]), [*range(N_ROWS)] * 2),
         (lambda each: each.rename_columns({"expressions": "genes", "genes": "g"}), range(N_ROWS)),
+        (lambda each: each.add_column("plate", [0] * N_ROWS), range(N_ROWS)),
     ],
 )  # fmt: skip
 def test_rows_and_columns_of_an_object(dataset, choose, rows):
+    """They are found in the files that the library has mapped."""
     chosen = choose(dataset)
     genes, values = ("g", "genes") if "g" in chosen.column_names else ("genes", "expressions")
     source = HuggingFaceSource(chosen, n_vars=N_VARS, genes=genes, values=values)
     for each in (source, pickle.loads(pickle.dumps(source))):
         collection = open_collection(each, obs=["row"])
-        (reason,) = collection.describe()["reason"]
-        assert reason == "through pyarrow: cellfeed decodes folders, but not objects"
+        assert collection.describe()["is_fast"].all()
         assert np.array_equal(collection[:].X.toarray(), COUNTS[rows])
         assert np.array_equal(collection[:].obs["row"], rows)
 
 
-@pytest.mark.filterwarnings("ignore:.*is read slowly:UserWarning")
+def test_an_object_whose_file_was_replaced(tmp_path):
+    """It has the cells that the library mapped, though the file is as large as before."""
+    where, other, obs = tmp_path / "cells", tmp_path / "other", pd.DataFrame({"row": range(N_ROWS)})
+    write_dataset(where, X, obs)
+    write_dataset(other, X * 2, obs)
+    dataset = datasets.load_from_disk(str(where))
+    for path in other.glob("*.arrow"):
+        path.replace(where / path.name)
+    collection = open_collection(HuggingFaceSource(dataset, n_vars=N_VARS))
+    assert not collection.describe()["is_fast"].any()
+    assert np.array_equal(collection[:].X.toarray(), COUNTS)
+
+
 @pytest.mark.parametrize("rows", [range(30), list(range(30, 0, -1))])
 def test_states_are_of_the_chosen_rows(dataset, rows):
     def of(rows):
