@@ -18,8 +18,8 @@ LABEL = "drug"
 
 
 def main(folder: str, gene_table: str) -> None:
-    genes = pd.read_parquet(gene_table)
-    source = HuggingFaceSource(folder, gene_table=genes, names="gene_symbol", n_markers=1)
+    genes = pd.read_parquet(gene_table).set_index("gene_symbol")
+    source = HuggingFaceSource(folder, gene_table=genes, n_markers=1)
     collection = open_collection(source, obs=[LABEL])
     print(collection)
 

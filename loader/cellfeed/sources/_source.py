@@ -11,6 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -245,87 +246,88 @@ def gene_names(
 # Tables of genes, to which the numbers in lists of genes refer.
 
 GENE_NAMES = ("ensembl_id", "gene_id", "feature_id", "gene_symbol", "gene_name", "feature_name")
+_NUMBERS = "token_id"
 MOST_GENE_NUMBERS = 1 << 26  # whose columns take 256 MB
 
 
-def named_genes(
-    table: pd.DataFrame, names: str | None, where: str, *, may_be_index: bool
-) -> pd.DataFrame:
-    """Return a table of genes, indexed by their names.
+@dataclass(frozen=True, slots=True, eq=False)
+class ListedGenes:
+    """The genes of a matrix whose rows are lists of gene numbers.
 
     Parameters
     ----------
-    table, where
-        The table, and what messages call it.
-    names
-        The column with the names; None for the usual ones, see `gene_names`.
-    may_be_index
-        Whether the index may have the names.
-
-    Raises
-    ------
-    ColumnError
-        It has no such column.
-    ParameterError
-        It is no data frame.
+    columns
+        Column of each gene number, int32, shape (n_numbers + 1,), -1 if it is of no gene; the last
+        is of all larger numbers.
+    table
+        The table of genes, indexed by their names; None if gene numbers are columns.
     """
-    if not hasattr(table, "set_index"):
-        msg = f"`gene_table` must be a data frame, but got a {type(table).__name__}"
-        raise ParameterError(msg)
-    if names is None:
-        found = gene_names(table, GENE_NAMES, may_be_index=may_be_index)
-    else:
-        found = as_names(pd.Index(_column_of_genes(table, names, where, "names")))
-    if found is None:
-        msg = f"{where}: has no column with the names of genes"
-        raise ColumnError(f"{msg}; give `names=`, from: {', '.join(map(str, table))}")
-    return table.set_index(pd.Index(found, dtype=object))
 
+    columns: NDArray[np.int32]
+    table: pd.DataFrame | None = None
 
-def columns_of_genes(
-    table: pd.DataFrame, tokens: str | None, n_vars: int | None, where: str
-) -> NDArray[np.int32]:
-    """Return the column of each gene number, int32, and one entry more; -1 if it is of no gene.
+    @classmethod
+    def of_table(cls, table: pd.DataFrame, where: str) -> Self:
+        """Return the genes of a table.
 
-    Parameters
-    ----------
-    table, where
-        The table, and what messages call it.
-    tokens
-        The column with the gene numbers; None if they are the rows of the table.
-    n_vars
-        The number of genes, if it is stated.
+        Parameters
+        ----------
+        table
+            A data frame whose column ``token_id`` has the gene numbers. Its index has the names of
+            genes or, if it has numbers, one of the usual columns, see `gene_names`.
+        where
+            What messages call it.
 
-    Raises
-    ------
-    ColumnError
-        There is no such column.
-    FormatError
-        It has other values than distinct integers from 0.
-    ParameterError
-        The number of genes is another one.
-    """
-    if n_vars not in (None, len(table)):
-        msg = f"`n_vars` must be the number of genes in `gene_table`, {len(table)}, but got"
-        raise ParameterError(f"{where}: {msg} {n_vars!r}; leave it out")
-    numbers = np.arange(len(table))
-    if tokens is not None:
-        numbers = _column_of_genes(table, tokens, where, "tokens").to_numpy()
-    is_list = numbers.dtype.kind in "iu" and np.unique(numbers).size == numbers.size
-    most = MOST_GENE_NUMBERS
-    if not is_list or (numbers.size and not 0 <= numbers.min() <= numbers.max() < most):
-        msg = f"the column {tokens!r} of the table of genes must have distinct integers from 0"
-        raise FormatError(f"{where}: {msg}; give `tokens=`, another column")
-    columns = np.full(int(numbers.max(initial=-1)) + 2, -1, np.int32)
-    columns[numbers] = np.arange(numbers.size)
-    return columns
+        Raises
+        ------
+        ParameterError
+            It is no data frame.
+        ColumnError
+            It has no gene numbers, or no names.
+        FormatError
+            Gene numbers are not distinct integers from 0.
+        """
+        if not hasattr(table, "set_index"):
+            msg = f"`gene_table` must be a data frame, but is of type {type(table).__name__}"
+            raise ParameterError(f"{msg}; read it with pandas")
+        names = gene_names(table, GENE_NAMES, may_be_index=True)
+        if names is None:
+            msg = f"{where}: has no column with the names of genes; index the table by them"
+            raise ColumnError(f"{msg}, or name one of: {', '.join(GENE_NAMES)}")
+        if _NUMBERS not in table:
+            msg = f"{where}: the table of genes has no column {_NUMBERS!r} with their numbers"
+            raise ColumnError(f"{msg}; rename one of: {', '.join(map(str, table))}")
+        numbers = table[_NUMBERS].to_numpy()
+        is_list = numbers.dtype.kind in "iu" and np.unique(numbers).size == numbers.size
+        most = MOST_GENE_NUMBERS
+        if not is_list or (numbers.size and not 0 <= numbers.min() <= numbers.max() < most):
+            msg = f"the column {_NUMBERS!r} of the table of genes must have distinct integers"
+            raise FormatError(f"{where}: {msg} from 0; give another table")
+        columns = np.full(int(numbers.max(initial=-1)) + 2, -1, np.int32)
+        columns[numbers] = np.arange(numbers.size)
+        return cls(columns, table.set_index(pd.Index(names, dtype=object)))
 
+    @classmethod
+    def in_order(cls, n_vars: int) -> Self:
+        """Return genes whose numbers are their columns, from 0."""
+        return cls(np.append(np.arange(n_vars, dtype=np.int32), np.int32(-1)))
 
-def _column_of_genes(table: pd.DataFrame, name: str, where: str, option: str) -> Any:
-    if name not in table:
-        msg = f"{where}: the table of genes has no column {name!r}"
-        raise ColumnError(f"{msg}; give `{option}=`, from: {', '.join(map(str, table))}")
-    return table[name]
+    @property
+    def n_vars(self) -> int:
+        """Number of genes."""
+        return self.columns.size - 1 if self.table is None else len(self.table)
+
+    @property
+    def names(self) -> NDArray[np.object_] | None:
+        """Names of the genes, str, shape (n_vars,); None without a table."""
+        return None if self.table is None else self.table.index.to_numpy(object)
+
+    def columns_of(self, numbers: NDArray[Any]) -> NDArray[np.int32]:
+        """Return the column of each gene number, -1 if it is of no gene."""
+        numbers = numbers.astype(np.int64, copy=False)
+        columns = self.columns.take(numbers, mode="clip")
+        columns[numbers < 0] = -1
+        return columns
 
 
 class OpenedPerProcess(ABC):

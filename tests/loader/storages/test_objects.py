@@ -17,7 +17,6 @@ from cellfeed import (
     BlockShuffling,
     CellDataset,
     FormatError,
-    HuggingFaceSource,
     MemoryMapSource,
     ParameterError,
     open_collection,
@@ -157,8 +156,3 @@ def test_preshuffle_takes_paths(adata, path):
     for given in (adata, [adata], source, [path, source]):
         with pytest.raises(ParameterError, match=r"^`preshuffle` takes paths, but got `\w+`; give"):
             preshuffle(given, path.with_suffix(".zarr"))
-
-
-def test_an_article_before_a_vowel(adata):
-    with pytest.raises(ParameterError, match=r"^an AnnData cannot be read by row"):
-        HuggingFaceSource(adata)

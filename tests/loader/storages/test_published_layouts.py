@@ -16,7 +16,6 @@ from tests.loader.storages.tenx.written import features, write_tenx
 from cellfeed import (
     CellDataset,
     FormatError,
-    ParquetSource,
     Streaming,
     TenxSource,
     open_collection,
@@ -199,10 +198,10 @@ def test_tahoe_parquet_with_its_tables_of_metadata(tmp_path, counts, obs, var):
         genes,
     )
 
-    source = ParquetSource(tmp_path / "data", gene_table=genes)
-    np.testing.assert_array_equal(dense(source), counts.toarray())
-    assert labels(source, "drug") == [*obs["cell_type"]]
-    assert {*open_collection(source).var.columns} >= {"gene_symbol", "token_id"}
+    folder = tmp_path / "data"
+    np.testing.assert_array_equal(dense(folder), counts.toarray())
+    assert labels(folder, "drug") == [*obs["cell_type"]]
+    assert {*open_collection(folder).var.columns} >= {"gene_symbol", "token_id"}
 
 
 def test_scbasecount(tmp_path, counts, obs, var):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,17 +27,16 @@ from cellfeed.extending import (
 from cellfeed.rows import CsrChunks, CsrRows, Layout, RowPieces, summable
 from cellfeed.sources import (
     FlatCsr,
+    ListedGenes,
     OpenedPerProcess,
     Runs,
     Source,
     Storage,
     StoredElement,
     WatchedFiles,
-    columns_of_genes,
     expand,
+    failures_named,
     files_in,
-    first_line,
-    named_genes,
 )
 from cellfeed.sources.arrow import import_arrow, kind, to_frame
 
@@ -46,9 +44,6 @@ from cellfeed.sources.arrow import import_arrow, kind, to_frame
 
 _EXTRA = "huggingface"
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
-_NO_FILE = -1  # of an empty buffer
-
-Region = tuple[int, int, int, int]  # of memory: begin, end, offset in a file, number of the file
 
 
 def is_saved(path: Path) -> bool:
@@ -82,34 +77,46 @@ class ArrowTable(OpenedPerProcess):
         if self.dataset is None:
             self.location = Location.of(given)
             self.paths = _saved_files(self.location)
-        else:
-            self.paths = _files_of(given)
-            self.location = Location.of(_folder_of(self.paths))
-            indices = given._indices  # noqa: SLF001 - it has no public name
-            if indices is not None:
-                self.row_order = indices.column(0).to_numpy().astype(np.int64)
-                if np.unique(self.row_order).size != self.row_order.size:
-                    msg = f"{self.location}: the dataset has a row twice"
-                    raise ParameterError(f"{msg}; call its `flatten_indices` first")
+            return
+        self.paths = _files_of(given)
+        folders = [path.absolute().parent for path in self.paths]
+        folder = os.path.commonpath(folders) if folders else "memory://datasets.Dataset"
+        self.location = Location.of(folder)
+        indices = given._indices  # noqa: SLF001 - it has no public name
+        if indices is not None:
+            self.row_order = indices.column(0).to_numpy().astype(np.int64)
+            if np.unique(self.row_order).size != self.row_order.size:
+                msg = f"{self.location}: the dataset has a row twice"
+                raise ParameterError(f"{msg}; call its `flatten_indices` first")
 
     def _open(self) -> Any:
-        return self._mapped()[0] if self.dataset is None else self.dataset.data.table
+        if self.dataset is not None:
+            return self.dataset.data.table
+        return import_arrow(self.location, _EXTRA).concat_tables(self._mapped())
 
-    def _mapped(self) -> tuple[Any, list[Region]]:
-        """Return all rows of the files, memory-mapped, and where these are in memory."""
+    def _mapped(self) -> list[Any]:
+        """Return the rows of each file of a folder, memory-mapped."""
         arrow = import_arrow(self.location, _EXTRA)
-        tables, regions = [], list[Region]()
-        for number, path in enumerate(self.paths):
+        found = list[Any]()
+        for path in self.paths:
             require_file(path)
             self._watched.see(path.absolute(), path.stat(), path)
-            with _damage_named(path):
-                mapped = arrow.memory_map(str(path))
-                whole = mapped.read_buffer(mapped.size())
-                mapped.seek(0)
-                tables.append(arrow.ipc.open_stream(mapped).read_all())
-            regions.append((whole.address, whole.address + whole.size, 0, number))
+            what = f"{path}: is not a complete Arrow stream"
+            with failures_named(what, "copy it again", (OSError, ValueError)):
+                found.append(arrow.ipc.open_stream(arrow.memory_map(str(path))).read_all())
         self.check_unchanged()
-        return arrow.concat_tables(tables), sorted(regions)
+        return found
+
+    def parts(self, names: tuple[str, str]) -> list[tuple[Path | None, Any]]:
+        """Return some columns in parts, and the file of each; None if it is in no file."""
+        if self.dataset is None:
+            return [*zip(self.paths, self._mapped(), strict=True)]
+        found, data = list[tuple[Path | None, Any]](), self.dataset.data
+        for blocks in getattr(data, "blocks", [[data]]):  # beside each other
+            whole = [each for each in blocks if {*names} <= {*each.column_names}]
+            path = getattr(whole[0], "path", None) if whole else None
+            found.append((None if path is None else Path(path), whole[0].table if whole else None))
+        return found
 
     def check_unchanged(self) -> None:
         """Check that files of a saved dataset are as they were when they were mapped.
@@ -117,17 +124,6 @@ class ArrowTable(OpenedPerProcess):
         Reading a part that is gone would kill the process.
         """
         self._watched.check()
-
-    def list_columns(self, names: tuple[str, str]) -> tuple[Sequence[Path], ListColumns | None]:
-        """Return some files, and where the lists of two columns lie in them.
-
-        None if the lists are not in files.
-        """
-        if self.dataset is None:
-            table, regions = self._mapped()
-            return self.paths, list_columns(self.location, table, regions, names)
-        paths, regions = _mapped_files()
-        return paths, list_columns(self.location, self(), regions, names)
 
 
 def _saved_files(folder: Location) -> list[Path]:
@@ -161,46 +157,13 @@ def _listed(folder: Location, name: str, what: str, pick: Callable[[Any], list[s
 
 def _files_of(dataset: Any) -> list[Path]:
     if not hasattr(dataset, "cache_files") or not hasattr(dataset, "_indices"):
-        kind = type(dataset).__name__
+        msg = f"an object of type {type(dataset).__name__}"
         if hasattr(dataset, "keys"):
-            msg = f"a {kind} has several splits; give one of: {', '.join(map(repr, dataset))}"
+            msg += f" has several splits; give one of: {', '.join(map(repr, dataset))}"
         else:
-            article = "an" if kind[0] in "AEIOU" else "a"
-            msg = (
-                f"{article} {kind} cannot be read by row; give a `datasets.Dataset`, or its folder"
-            )
+            msg += " cannot be read by row; give a `datasets.Dataset`, or its folder"
         raise ParameterError(msg)
     return [Path(each["filename"]) for each in dataset.cache_files]
-
-
-def _folder_of(paths: Sequence[Path]) -> str:
-    if not paths:
-        return "memory://datasets.Dataset"
-    return os.path.commonpath([path.absolute().parent for path in paths])
-
-
-def _mapped_files() -> tuple[list[Path], list[tuple[int, int, int, int]]]:
-    """Return mapped files, and begin, end, offset and file of each mapped region; Linux only."""
-    paths, regions = dict[str, int](), list[tuple[int, int, int, int]]()
-    maps = Path("/proc/self/maps")
-    for line in maps.read_text().splitlines() if maps.exists() else ():
-        span, _, offset, _, inode, *name = line.split(maxsplit=5)
-        if inode == "0" or not name or not name[0].startswith("/") or name[0].endswith("(deleted)"):
-            continue
-        begin, end = (int(each, 16) for each in span.split("-"))
-        regions.append((begin, end, int(offset, 16), paths.setdefault(name[0], len(paths))))
-    return [Path(name) for name in paths], regions
-
-
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise PathError(f"{path}: there is no such file; put it back") from error
-    except (OSError, ValueError) as error:  # the base classes of Arrow's errors
-        msg = f"{path}: is not a complete Arrow stream ({first_line(error)})"
-        raise FormatError(f"{msg}; copy it again") from error
 
 
 # Record batches of Arrow files: where the lists of their rows lie.
@@ -248,63 +211,73 @@ def type_of_lists(arrow: Any, location: Location, schema: Any, name: str) -> Any
     return found
 
 
-def list_columns(
-    location: Location, table: Any, regions: Sequence[Region], names: tuple[str, str]
-) -> ListColumns | None:
-    """Return where the lists of two columns lie; None if files do not store them uncompressed.
-
-    Parameters
-    ----------
-    location
-        For messages.
-    table
-        A `pyarrow.Table`, all or part of which may be in memory instead of a file.
-    regions
-        Where files are mapped into memory, ascending.
-    names
-        Names of the columns.
-    """
-    arrow = import_arrow(location, _EXTRA)
-    types = [type_of_lists(arrow, location, table.schema, name) for name in names]
-    is_large = [arrow.types.is_large_list(each) for each in types]
-    begins = np.array([region[0] for region in regions], np.int64)
-
-    def place(buffer: Any) -> tuple[int, int] | None:
-        """Return file and first byte of a buffer; `_NO_FILE` if it is empty, None if in no file."""
-        if buffer is None or not buffer.size:
-            return _NO_FILE, 0
-        at = int(np.searchsorted(begins, buffer.address, side="right")) - 1
-        begin, end, offset, file = regions[at] if at >= 0 else (0, 0, 0, 0)
-        is_there = buffer.address + buffer.size <= end
-        return (file, offset + buffer.address - begin) if is_there else None
-
-    found = list[list[int]]()
-    for batch in table.select(names).to_batches():
-        row, files = list[int](), set[int]()
-        for name, large in zip(names, is_large, strict=True):
-            column = batch.column(name)
-            if column.null_count or column.flatten().null_count:
-                raise _no_numbers(location, name)
-            offsets, values = place(column.buffers()[1]), place(column.values.buffers()[1])
-            if offsets is None or values is None:
-                return None
-            row += [offsets[1] + column.offset * (8 if large else 4), values[1], len(column.values)]
-            files |= {offsets[0], values[0]} - {_NO_FILE}
-        if len(files) > 1:
+def list_columns(table: ArrowTable, names: tuple[str, str]) -> ListColumns | None:
+    """Return where the lists of two columns lie; None if files do not store them uncompressed."""
+    arrow = import_arrow(table.location, _EXTRA)
+    schema, found, known = table().schema, list[list[int]](), dict[int, bool]()
+    types = [type_of_lists(arrow, table.location, schema, name) for name in names]
+    itemsizes = [8 if arrow.types.is_large_list(each) else 4 for each in types]
+    for path, rows in table.parts(names):
+        if path is None:
             return None
-        found.append([next(iter(files), 0), batch.num_rows, *row])
+        for batch in rows.select(names).to_batches():
+            row = [table.paths.index(path), batch.num_rows]
+            for name, itemsize in zip(names, itemsizes, strict=True):
+                column = batch.column(name)
+                if column.null_count or column.flatten().null_count:
+                    raise _no_numbers(table.location, name)
+                offsets, values = column.buffers()[1], column.values.buffers()[1]
+                places = [_place(each, path, known) for each in (offsets, values)]
+                if places[0] is None or places[1] is None:
+                    return None
+                row += [places[0] + column.offset * itemsize, places[1], len(column.values)]
+            found.append(row)
     if not found:
         return None
-    places = np.array(found, np.int64)
+    numbers = np.array(found, np.int64)
     return ListColumns(
-        files=places[:, 0].copy(),
-        n_rows=places[:, 1].copy(),
-        offsets=places[:, [2, 5]],
-        values=places[:, [3, 6]],
-        sizes=places[:, [4, 7]],
-        offset_dtypes=tuple(np.dtype(np.int64 if large else np.int32) for large in is_large),
+        files=numbers[:, 0].copy(),
+        n_rows=numbers[:, 1].copy(),
+        offsets=numbers[:, [2, 5]],
+        values=numbers[:, [3, 6]],
+        sizes=numbers[:, [4, 7]],
+        offset_dtypes=tuple(np.dtype(f"i{itemsize}") for itemsize in itemsizes),
         dtypes=tuple(np.dtype(each.value_type.to_pandas_dtype()) for each in types),
     )
+
+
+def _place(buffer: Any, path: Path, known: dict[int, bool]) -> int | None:
+    """Return the first byte of a `pyarrow.Buffer` in a file; None if it is not there.
+
+    ``known`` says which memory, by its address, has the content of its file.
+    """
+    if buffer is None or not buffer.size:
+        return 0
+    whole = buffer
+    while whole.parent is not None:
+        whole = whole.parent
+    if whole.address not in known:
+        known[whole.address] = _is_content(whole, path)
+    return int(buffer.address - whole.address) if known[whole.address] else None
+
+
+def _is_content(memory: Any, path: Path) -> bool:
+    """Return whether memory, a `pyarrow.Buffer`, has the content of a file, by some of its bytes.
+
+    The file of an object may have been replaced since the library mapped it.
+    """
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) != memory.size:
+            return False
+        for first in np.linspace(0, memory.size - 1, _COMPARED).astype(int).tolist():
+            file.seek(first)
+            there = file.read(_COMPARED_BYTES)
+            if there != memory.slice(first, len(there)).to_pybytes():
+                return False
+    return True
+
+
+_COMPARED, _COMPARED_BYTES = 64, 4096
 
 
 def _no_numbers(location: Location, name: str) -> FormatError:
@@ -312,16 +285,15 @@ def _no_numbers(location: Location, name: str) -> FormatError:
     return FormatError(f"{msg}; leave those cells out")
 
 
-_CHECKED_CELLS = 100
 _OTHER_GENE = (
-    "have a gene number that is not a column; give `HuggingFaceSource` a larger "
-    "`n_vars`, or a `gene_table` of all"
+    "have a gene number that is not a column; give `HuggingFaceSource` a larger `n_vars` or a "
+    "`gene_table` of all, and `n_markers=1` if cells begin with a marker"
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """The two columns that contain cells, and the mapping from their gene numbers to columns.
+    """The two columns that contain cells, and their genes.
 
     Parameters
     ----------
@@ -329,19 +301,21 @@ class Columns:
         For messages.
     lists
         Names of the columns with the two lists: genes, and values.
-    n_stored
-        Upper bound of gene numbers, exclusive.
-    names
-        Names of the genes, str, shape (n_vars,); None if they have none.
+    genes
+        The genes.
     n_markers
         Number of elements at the beginning of each cell's lists that are not genes.
     """
 
     location: Location
     lists: tuple[str, str]
-    n_stored: int
-    names: NDArray[np.object_] | None
+    genes: ListedGenes
     n_markers: int
+
+    @property
+    def n_stored(self) -> int:
+        """Upper bound of gene numbers, exclusive."""
+        return self.genes.columns.size - 1
 
     def differ(self) -> FormatError:
         """Return the error for cells whose two lists do not match."""
@@ -373,7 +347,7 @@ class ArrowLists(FlatCsr):
         names = [str(path.relative_to(folder)) for path in absolute]
         super().__init__(files_in(folder, names), shape, stored.dtypes[1])
         self._columns, self._stored = columns, replace(stored, files=files.astype(np.int64))
-        self.column_names = columns.names
+        self.column_names = columns.genes.names
 
     def stored_bytes(self) -> int:
         """Return the size in bytes of lists and their offsets."""
@@ -400,24 +374,7 @@ class ArrowLists(FlatCsr):
         arrays[0] = replace(arrays[0], bad_index=_OTHER_GENE)
         rows = RowPieces(first_rows, skipped)
         n_stored, n_markers = self._columns.n_stored, self._columns.n_markers
-        if n_markers and self.stored_columns is not None and self._stored.n_rows.sum():
-            whole = CsrChunks(pointer, arrays[0], arrays[1], n_stored, rows)
-            self._check_markers(whole, self.stored_columns)
         return CsrChunks(pointer, arrays[0], arrays[1], n_stored, rows, n_markers)
-
-    def _check_markers(self, whole: CsrChunks, known: NDArray[np.int32]) -> None:
-        """Check for some cells that their markers are no genes, before markers are left out."""
-        rows = np.unique(np.linspace(0, len(whole.indptr) - 2, _CHECKED_CELLS).astype(np.int64))
-        starts, lengths = whole.ranges(rows)
-        counts = np.minimum(lengths, self._columns.n_markers)
-        numbers, ends = np.empty(int(counts.sum()), np.int64), np.cumsum(counts)
-        reads = whole.indices.reads_of_ranges(starts, counts, (ends - counts) * 8, numbers.dtype)
-        reads.run(np.array([numbers.ctypes.data], np.int64))
-        is_gene = [0 <= number < known.size and known[number] >= 0 for number in numbers.tolist()]
-        if any(is_gene):
-            found, location = numbers[is_gene.index(True)], self._columns.location
-            msg = f"{location}: cells begin with {found}, which is in `gene_table`, not a marker"
-            raise ParameterError(f"{msg}; leave `n_markers` out")
 
     def _lists(self, column: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the first offset of each batch, and the lengths of the lists of all rows."""
@@ -453,7 +410,7 @@ class ArrowRows(StoredElement):
     shape
         Number of cells and of genes.
     reason
-        Why only pyarrow can read them; None if they are in memory.
+        Why only pyarrow can read them; empty if they are in memory.
     """
 
     layout: Layout = "csr"
@@ -464,20 +421,20 @@ class ArrowRows(StoredElement):
         table: ArrowTable,
         dtype: np.dtype[Any],
         shape: tuple[int, int],
-        reason: str | None,
+        reason: str,
     ) -> None:
         self._columns, self._table, self._reason = columns, table, reason
         self.dtype, self.shape = summable(dtype), shape
-        self.column_names = columns.names
+        self.column_names = columns.genes.names
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:  # noqa: ARG002 - of any
         """Return why rows are read through pyarrow."""
         remedy = "write it again with `Dataset.save_to_disk`, and open the folder"
-        return None if self._reason is None else SlowRead("pyarrow", self._reason, remedy)
+        return None if not self._reason else SlowRead("pyarrow", self._reason, remedy)
 
     def codec(self) -> str:
         """Return the compression of values."""
-        return "none" if self._reason is None else "unknown"
+        return "unknown" if self._reason else "none"
 
     def read_rows(self, runs: Runs) -> CsrRows:
         """Read rows."""
@@ -511,9 +468,7 @@ class ArrowRows(StoredElement):
         return pc.list_value_length(found).to_numpy(), flat.to_numpy()
 
 
-_MOST_IDS = 1 << 20  # only gene numbers below it may be left out; their table takes 4 MB
-
-_LEFT_OUT, _NOT_THERE = -1, -2  # stands for columns that are not in the element
+_NOT_THERE = -2  # stands for columns of no gene
 
 
 class HuggingFaceSource(Source):
@@ -530,21 +485,14 @@ class HuggingFaceSource(Source):
     genes, values
         Names of the columns with the two lists.
     gene_table
-        The genes, in the order of the columns of the matrix: a data frame. Elements with other
-        numbers are left out, such as the marker at the beginning of each cell of Tahoe-100M; rows
-        are then read in two passes.
-    tokens
-        The column of ``gene_table`` with the gene numbers, distinct integers from 0, such as the
-        token ids of Tahoe-100M; None if they are the rows of the table, and there are no others.
-    names
-        The column of ``gene_table`` with the names of genes; see `ParquetSource`.
+        The genes, in the order of the columns of the matrix; see `ParquetSource`. All gene numbers
+        must be in it, but those of markers.
     n_vars
         Number of genes, if there is no table and gene numbers are columns of the matrix, from 0. By
         default, all gene numbers are read first, and this is the largest plus one.
     n_markers
-        Number of elements at the beginning of each cell's lists that are not genes, if known; 1 for
-        Tahoe-100M. They are left out, and all other elements must be of ``gene_table``, so rows are
-        read in one pass, several times faster.
+        Number of elements at the beginning of each cell's lists that are not genes, and are left
+        out; 1 for Tahoe-100M.
 
     Raises
     ------
@@ -566,7 +514,8 @@ class HuggingFaceSource(Source):
     >>> columns = {"genes": [[1, 5, 9], [1, 9]], "expressions": [[-2.0, 3.0, 4.0], [-2.0, 7.0]]}
     >>> genes = pd.DataFrame({"token_id": [9, 7, 5]}, index=["TP53", "MYC", "ALK"])
     >>> cells = datasets.Dataset.from_dict(columns)
-    >>> open_collection(HuggingFaceSource(cells, gene_table=genes))[[1, 0]].X.toarray()
+    >>> source = HuggingFaceSource(cells, gene_table=genes, n_markers=1)
+    >>> open_collection(source)[[1, 0]].X.toarray()
     array([[7., 0., 0.],
            [4., 0., 3.]])
     """
@@ -578,10 +527,8 @@ class HuggingFaceSource(Source):
         genes: str = "genes",
         values: str = "expressions",
         gene_table: pd.DataFrame | None = None,
-        tokens: str | None = "token_id",
-        names: str | None = None,
         n_vars: int | None = None,
-        n_markers: int | None = None,
+        n_markers: int = 0,
     ) -> None:
         self._table = ArrowTable(dataset)
         self.location = self._table.location
@@ -599,53 +546,42 @@ class HuggingFaceSource(Source):
         if dtypes[0].kind not in "iu":
             msg = f"{self.location}: column {genes!r} has {dtypes[0]}, which are not gene numbers"
             raise FormatError(f"{msg}; give another column as `genes=`")
-        known, self._var = None, None
+        require_not_negative("n_markers", n_markers)
+        self._var = None
         if gene_table is not None:
-            self._var = named_genes(gene_table, names, "gene_table", may_be_index=True)
-            if tokens is not None:
-                known = columns_of_genes(self._var, tokens, n_vars, "gene_table")[:-1]
-            n_vars = len(self._var)
-        elif n_vars is None:
-            n_vars = self._largest() + 1
-        require_positive("n_vars", n_vars)
-        if n_markers is not None:
-            require_not_negative("n_markers", n_markers)
-        n_stored = n_vars if known is None else max(_MOST_IDS, known.size)
-        var_names = None if self._var is None else self._var.index.to_numpy(object)
-        columns = Columns(self.location, self._lists, n_stored, var_names, n_markers or 0)
-        element, placed = self._element(columns, dtypes[1], n_vars)
+            if n_vars is not None:
+                raise ParameterError("`gene_table` and `n_vars` exclude each other; leave one out")
+            known = ListedGenes.of_table(gene_table, "gene_table")
+            self._var = known.table
+        else:
+            n_vars = self._largest() + 1 if n_vars is None else require_positive("n_vars", n_vars)
+            known = ListedGenes.in_order(n_vars)
+        columns = Columns(self.location, self._lists, known, n_markers)
+        element, placed = self._element(columns, dtypes[1])
         element.row_order = self._table.row_order
         if not placed and self._table.paths:
             placed = getattr(dataset, "_fingerprint", "")
         rows = digest_of_array(element.row_order), placed
         self._selection = repr((self._lists, n_vars, n_markers, rows))
-        if known is not None:
-            other = _LEFT_OUT if n_markers is None else _NOT_THERE
-            element.stored_columns = np.full(n_stored, other, np.int32)
-            element.stored_columns[: known.size] = np.where(known < 0, other, known)
+        if gene_table is not None:
+            stored = known.columns[:-1]
+            element.stored_columns = np.where(stored < 0, np.int32(_NOT_THERE), stored)
         self.elements = {"X": element}
 
-    def _element(
-        self, columns: Columns, dtype: np.dtype[Any], n_vars: int
-    ) -> tuple[StoredElement, str]:
+    def _element(self, columns: Columns, dtype: np.dtype[Any]) -> tuple[StoredElement, str]:
         """Return the element, and a digest of where its rows lie in files, if they do."""
         order = self._table.row_order
-        n_rows = len(self._table()) if order is None else order.size
-        paths, stored = self._table.list_columns(self._lists)
-        placed = ""
-        if stored is not None:
-            places = np.concatenate([stored.n_rows, stored.offsets.ravel()])
-            names = [paths[k].name for k in stored.files.tolist()]
-            placed = digest_of(digest_of_array(places), *names)
+        shape = len(self._table()) if order is None else order.size, columns.genes.n_vars
+        stored = list_columns(self._table, self._lists)
         if stored is not None and dtype != np.float16:
-            return ArrowLists(columns, paths, stored, (n_rows, n_vars)), placed
-        reason = (
-            "cellfeed does not decode float16"
-            if stored
-            else "its files do not have the layout of memory"
-        )
-        why_slow = reason if self._table.paths else None
-        return ArrowRows(columns, self._table, dtype, (n_rows, n_vars), why_slow), placed
+            places = np.concatenate([stored.n_rows, stored.offsets.ravel()])
+            names = [self._table.paths[k].name for k in stored.files.tolist()]
+            placed = digest_of(digest_of_array(places), *names)
+            return ArrowLists(columns, self._table.paths, stored, shape), placed
+        reason = "its files do not have the layout of memory" if self._table.paths else ""
+        if stored:
+            reason = "cellfeed does not decode float16"
+        return ArrowRows(columns, self._table, dtype, shape, reason), ""
 
     def selection(self) -> str:
         """Return the columns with lists, and which rows of its files it has."""

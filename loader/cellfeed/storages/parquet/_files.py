@@ -7,12 +7,13 @@ columns are requested as for any other format.
 
 from __future__ import annotations
 
-import io
+import mmap
 import os
-import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from cellfeed.bytes import (
     BufferPool,
     Location,
     RemoteObjects,
-    Version,
     cancellable_threads,
     identity,
     open_object,
@@ -35,9 +35,9 @@ from cellfeed.bytes import (
 from cellfeed.extending import ColumnError, FormatError, MismatchError, pd
 from cellfeed.sources import failures_named, first_line
 from cellfeed.sources.arrow import MISSING, import_arrow, kind, to_frame, values_of
-from cellfeed.storages.parquet._footers import END_BYTES, Footer, dtype_in_lists, dtype_of
+from cellfeed.storages.parquet._footers import CODECS, END_BYTES, Footer, is_plain_or_dictionary
+from cellfeed.storages.parquet._kernels import _fields as fields
 from cellfeed.storages.parquet._lists import LIST_NUMBERS, list_numbers
-from cellfeed.storages.parquet._paths import partitions
 
 EXTRA = "parquet"
 
@@ -47,6 +47,9 @@ _TAIL_BYTES = 1 << 16  # of a file on a server, which mostly contain its footer
 _FOOTERS = 64  # that are kept in memory
 _AT_ONCE = 16
 _BATCH_ROWS = 128  # decoded at a time: few enough to stay in the cache
+
+# Memory that is there once it is written, also if the system has less: `MAP_NORESERVE`.
+_LAZY = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "linux" else 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,19 +63,17 @@ class RowGroups:
     starts
         Its first row, and the end of the last, int64, shape (n_groups + 1,).
     offsets, sizes
-        Byte ranges of the wanted columns in the file, int64, shape (n_groups, n_ranges).
+        Byte ranges of the lists of genes and of values in the file, int64, shape (n_groups, 2).
     n_values
-        Number of values in the wanted columns, int64, shape (n_groups,).
+        Number of values in both lists, int64, shape (n_groups,).
     dtype
-        Common dtype of the values in all files; of two columns of lists, those of the second.
+        Common dtype of the values in all files.
     largest
-        Largest value in the first wanted column, if that has integers; None if a footer does not
-        say it.
+        Largest gene number; None if a footer does not say it.
     codec
-        Compression of the first wanted column.
+        Compression of the lists of genes.
     lists
-        What `list_numbers` says of the wanted columns, if these are lists, int64, shape (n_groups,
-        n_ranges, LIST_NUMBERS).
+        What `list_numbers` says of both lists, int64, shape (n_groups, 2, LIST_NUMBERS).
     """
 
     files: NDArray[np.int64]
@@ -102,8 +103,7 @@ class ParquetFiles:
     schema
         The `pyarrow.Schema` of the first file.
     names
-        Names of the columns: of the first file; when `row_groups` has read all files, of these
-        and of their folders.
+        Names of the columns: of the first file, and of all when `row_groups` has read them.
 
     Raises
     ------
@@ -122,10 +122,9 @@ class ParquetFiles:
         self._footers = dict[int, Footer]()
         self._objects: RemoteObjects | None = None
         if self.locations[0].is_remote:
-            self._objects = RemoteObjects(self._location_of, self._version_of)
+            self._objects = RemoteObjects(self.locations.__getitem__, self._states.__getitem__)
         self.schema = self.footer(0).schema
         self.names = [*self.schema.names]
-        self._n_rows, self._partitions = list[int](), partitions(self.locations)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_footers": {}}
@@ -139,13 +138,6 @@ class ParquetFiles:
     def etags(self) -> list[str]:
         """Identifiers of the versions of files on servers."""
         return [f"{each.size} {each.etag} {each.modified}" for each in self._states]
-
-    def _location_of(self, file: int) -> Location:
-        return self.locations[file]
-
-    def _version_of(self, file: int) -> Version | None:
-        version: Version | None = self._states[file]
-        return version
 
     def damage_named(self, file: int, what: str) -> AbstractContextManager[None]:
         """Convert errors of pyarrow into a `FormatError` of one line."""
@@ -212,16 +204,13 @@ class ParquetFiles:
         with cancellable_threads(_AT_ONCE, "cellfeed-open") as threads:
             yield from threads.map(read, numbers)
 
-    def row_groups(self, columns: Sequence[str], *, are_lists: bool) -> RowGroups:
-        """Read all footers; return the row groups with the places of some columns.
+    def row_groups(self, columns: tuple[str, str]) -> RowGroups:
+        """Read all footers; return the row groups with the places of the lists.
 
         Parameters
         ----------
         columns
-            Names of columns of numbers.
-        are_lists
-            Whether they are two columns of lists, of gene numbers and of values; otherwise all
-            columns are read together, with what is between them.
+            Names of the columns with lists of gene numbers, and of values.
 
         Raises
         ------
@@ -230,19 +219,13 @@ class ParquetFiles:
         FormatError
             A file has a column of another type, or is damaged.
         """
-
-        def read(file: int) -> tuple[list[str], set[np.dtype[Any]], RowGroups]:
-            return self._groups_of(file, columns, are_lists=are_lists)
-
-        names, of_files, groups = zip(*self.each(read), strict=True)
-        self._n_rows = [int(each.starts[-1]) for each in groups]
-        for name in set(names[0]).intersection(*names, self._partitions):
-            del self._partitions[name]
-        self.names = [*dict.fromkeys(chain(*names, self._partitions))]
-        dtypes = {dtype for own in of_files for dtype in own if dtype.kind != "V"}
+        read = partial(self._groups_of, columns=columns)
+        names, groups = zip(*self.each(read), strict=True)
+        self.names = [*dict.fromkeys(chain(*names))]
+        dtypes = {each.dtype for each in groups if each.dtype.kind != "V"}
         dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.int8)
-        for own, each in zip(of_files, groups, strict=True):
-            if are_lists and own != {dtype}:
+        for each in groups:
+            if each.dtype != dtype:
                 each.lists[:] = -1  # pyarrow decodes it, and values are cast
         largest = [each.largest for each in groups]
         arrays = ("files", "numbers", "offsets", "sizes", "n_values", "lists")
@@ -255,61 +238,38 @@ class ParquetFiles:
             codec=next((each.codec for each in groups if each.codec), "unknown"),
         )
 
-    def _groups_of(
-        self, file: int, columns: Sequence[str], *, are_lists: bool
-    ) -> tuple[list[str], set[np.dtype[Any]], RowGroups]:
-        """Return the columns of a file, the dtypes of wanted values, and its row groups."""
+    def _groups_of(self, file: int, columns: tuple[str, str]) -> tuple[list[str], RowGroups]:
+        """Return the columns of a file, and its row groups that have rows."""
         footer = self.footer(file)
-        fields, leaves = [footer.field(name) for name in columns], footer.leaves(columns)
-        dtypes = [self.dtype(file, each, is_list=are_lists) for each in fields]
-        chunks = footer.chunks(leaves)
-        offsets, sizes = chunks.begins, chunks.sizes
-        n_groups, n_leaves = offsets.shape
-        lists = np.full((n_groups, n_leaves if are_lists else 0, LIST_NUMBERS), -1, np.int64)
-        largest: int | None = -1
-        there = np.flatnonzero(chunks.n_rows)
-        if are_lists:
-            stored = [footer.metadata.schema.column(leaf) for leaf in leaves]
-            for group in there.tolist():
-                for k, column in enumerate(stored):
-                    lists[group, k] = list_numbers(chunks, group, k, column, fields[k])
-            of_genes = dtypes.pop(0)
-            if of_genes.kind not in "iuV":
-                msg = f"{footer.where}: column {columns[0]!r} has {of_genes}, which are no gene"
-                raise FormatError(f"{msg} numbers; give another column as `genes=`")
-            found = [chunks.largest(group, 0, of_genes) for group in there.tolist()]
-            largest = None if None in found else max([-1, *filter(None, found)])
-        else:
-            begins, stops = offsets.min(axis=1), (offsets + sizes).max(axis=1)
-            offsets, sizes = begins[:, None], (stops - begins)[:, None]
+        given, leaves = [footer.field(name) for name in columns], footer.leaves(columns)
+        of_genes, dtype = map(footer.dtype_in_lists, given)
+        if of_genes.kind not in "iuV":
+            msg = f"{footer.where}: column {columns[0]!r} has {of_genes}, which are no gene"
+            raise FormatError(f"{msg} numbers; give another column as `genes=`")
+        n_rows, chunks = footer.row_groups(leaves)
+        there = np.flatnonzero(n_rows)
+        chunks = chunks[there]
+        stored = [footer.metadata.schema.column(leaf) for leaf in leaves]
+        lists = [
+            list_numbers(chunk, stored[k], given[k])
+            for of_group in chunks
+            for k, chunk in enumerate(of_group)
+        ]
+        largest = [footer.largest(chunk, of_genes) for chunk in chunks[:, 0]]
+        codecs = [CODECS[codec] for codec in chunks[-1:, 0, fields.CHUNK_CODEC]]
         groups = RowGroups(
             files=np.full(there.size, file),
             numbers=there,
-            starts=np.append(0, np.cumsum(chunks.n_rows[there])),
-            offsets=offsets[there],
-            sizes=sizes[there],
-            n_values=chunks.n_entries.sum(axis=1)[there],
-            dtype=dtypes[0],
-            largest=largest,
-            codec=chunks.codec(int(there[-1]), 0) if there.size else "",
-            lists=lists[there],
+            starts=np.append(0, np.cumsum(n_rows[there])),
+            offsets=chunks[..., fields.DATA_OFFSET],
+            sizes=chunks[..., fields.STORED_BYTES],
+            n_values=chunks[..., fields.N_CHUNK_ENTRIES].sum(axis=1),
+            dtype=dtype,
+            largest=None if None in largest else max([-1, *filter(None, largest)]),
+            codec="".join(codecs),
+            lists=np.array(lists, np.int64).reshape(-1, len(columns), LIST_NUMBERS),
         )
-        return footer.schema.names, {*dtypes}, groups
-
-    def dtype(self, file: int, field: Any, *, is_list: bool) -> np.dtype[Any]:
-        """Return the dtype of the values of a `pyarrow.Field` of a file.
-
-        Raises
-        ------
-        FormatError
-            They are no numbers, or no lists of them.
-        """
-        found = dtype_in_lists(field.type) if is_list else dtype_of(field.type)
-        if found is None:
-            msg = f"{self.locations[file].shown}: column {field.name!r} is of type {field.type}"
-            wanted = "a list of numbers" if is_list else "a number"
-            raise FormatError(f"{msg}, not {wanted} for each cell; give another column")
-        return found
+        return footer.schema.names, groups
 
     def expect(self, groups: RowGroups, which: NDArray[np.int64]) -> object | None:
         """Start reading row groups; return an object that keeps requests alive."""
@@ -346,16 +306,12 @@ class ParquetFiles:
             return there if [each.size for each in there] == sizes else None
         self.check(file)
         found = list[NDArray[np.uint8]]()
-        with suppress(OSError, ValueError), open(self._absolute[file], "rb", buffering=0) as opened:  # noqa: PTH123
+        with suppress(OSError, ValueError), open(self._absolute[file], "rb") as opened:  # noqa: PTH123
             for offset, size in zip(offsets, sizes, strict=True):
                 own = memory.acquire(size).array(np.dtype(np.uint8), size)
                 opened.seek(offset)
-                n = 0
-                while n < size:
-                    n_read = opened.readinto(own[n:].data)
-                    if not n_read:
-                        return None
-                    n += n_read
+                if opened.readinto(own.data) < size:
+                    return None
                 found.append(own)
             return found
         return None
@@ -398,23 +354,18 @@ class ParquetFiles:
 
     def refused_obs(self, name: str) -> str:
         """Return why the type of a column in the first file cannot be in obs, if it cannot."""
-        at = -1 if name in self._partitions else self.schema.get_field_index(name)
+        at = self.schema.get_field_index(name)
         return "" if at < 0 else self.footer(0).refused_in_obs(self.schema.field(at))
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Return obs columns of all files, as `ParquetSource.read_obs` does."""
         import pyarrow as pa  # noqa: PLC0415 - optional
 
-        stored = [name for name in columns if name not in self._partitions]
-        tables = [*self.read(stored, as_obs=True)] if stored else []
-        where = [each.shown for each in self.locations]
-        found = {name: _join_parts(name, [each[name] for each in tables], where) for name in stored}
-        files = pa.array(np.repeat(np.arange(len(self._n_rows)), self._n_rows))
-        for name in columns:
-            if name in self._partitions:
-                found[name] = _as_column(self._partitions[name]).take(files)
-        metadata = tables[0].schema.metadata if tables else None
-        table = pa.table({name: found[name] for name in columns}, metadata=metadata)
+        tables, where = [*self.read(columns, as_obs=True)], [each.shown for each in self.locations]
+        found = {
+            name: _join_parts(name, [each[name] for each in tables], where) for name in columns
+        }
+        table = pa.table(found, metadata=tables[0].schema.metadata)
         with failures_named(f"{self.location.shown}: obs cannot be read", "write it again"):
             return to_frame(table.unify_dictionaries())
 
@@ -431,17 +382,19 @@ class ParquetFiles:
 
         def read(file: int) -> Any:
             footer = self.footer(file)
-            fields, leaves = [footer.field(name) for name in columns], footer.leaves(columns)
-            for each in fields if as_obs else ():
+            given, text = [footer.field(name) for name in columns], list[str]()
+            for each in given if as_obs else ():
                 if reason := footer.refused_in_obs(each):
                     raise ColumnError(reason)
-            chunks, text = footer.chunks(leaves), list[str]()
+            _, chunks = footer.row_groups(footer.leaves(columns))
             if as_obs:  # each has one leaf; of other encodings, pyarrow makes no dictionaries
-                are_plain = [each.all() for each in chunks.are_plain_or_dictionaries.T]
-                there = zip(fields, are_plain, strict=True)
-                text = [each.name for each, fits in there if fits and kind(each.type) == "text"]
+                fits = [all(map(is_plain_or_dictionary, each)) for each in chunks.swapaxes(0, 1)]
+                there = zip(given, fits, strict=True)
+                text = [each.name for each, fit in there if fit and kind(each.type) == "text"]
             with self.damage_named(file, f"columns {', '.join(map(repr, columns))}"):
-                opened = self._opened(file, chunks.begins.ravel(), chunks.sizes.ravel(), text)
+                places = chunks[..., [fields.DATA_OFFSET, fields.STORED_BYTES]].reshape(-1, 2)
+                offsets, sizes = places[(places >= 0).all(axis=1)].T
+                opened = self._opened(file, offsets, sizes, text)
                 return opened.read([*columns], use_threads=False).select([*columns])
 
         yield from self.each(read)
@@ -461,11 +414,13 @@ class ParquetFiles:
             self.check(file)
             source = pa.OSFile(self._absolute[file])
         else:
-            given = offsets.tolist(), sizes.tolist()
-            found: Any = self._objects.read_ranges(*_as_ranges(file, *given))
-            there = (memoryview(b"" if each is None else each) for each in found)
-            parts = dict(zip(given[0], there, strict=True))
-            source = pa.PythonFile(_Ranges(parts, self._states[file].size), mode="r")
+            # As large as the file, but of its pages only those of the ranges are in memory.
+            whole = np.frombuffer(mmap.mmap(-1, self._states[file].size, flags=_LAZY), np.uint8)
+            contents = self._objects.read_ranges(np.full(offsets.size, file), offsets, sizes)
+            for offset, content in zip(offsets.tolist(), contents, strict=True):
+                there = np.frombuffer(b"" if content is None else content, np.uint8)
+                whole[offset : offset + there.size] = there
+            source = pa.BufferReader(pa.py_buffer(whole))
         return pq.ParquetFile(
             source,
             metadata=self.footer(file).metadata,
@@ -480,52 +435,6 @@ def _as_ranges(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     files = np.full(len(offsets), file, np.int64)
     return files, np.array(offsets, np.int64), np.array(sizes, np.int64)
-
-
-class _Ranges(io.RawIOBase):
-    """A file of which only some ranges are there.
-
-    Parameters
-    ----------
-    parts
-        The bytes of each range, by its first byte.
-    size
-        Size of the file in bytes.
-    """
-
-    def __init__(self, parts: dict[int, memoryview], size: int) -> None:
-        super().__init__()
-        self._parts, self._size, self._position = parts, size, 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the position."""
-        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}
-        self._position = begin[whence] + offset
-        return self._position
-
-    def readinto(self, buffer: Any, /) -> int:
-        """Copy bytes of the range at the position; return their number."""
-        view = memoryview(buffer).cast("B")
-        for first, content in self._parts.items():
-            begin = self._position - first
-            if 0 <= begin < len(content):
-                n = min(len(view), len(content) - begin)
-                view[:n] = content[begin : begin + n]
-                self._position += n
-                return n
-        return 0
 
 
 # Obs columns: each of one kind in all files, of whatever Arrow type it is.
@@ -606,17 +515,3 @@ def _as_text(chunk: Any, joint: Any) -> Any:
         chunk = chunk.dictionary_encode()
     indices = chunk.indices.cast(joint.index_type)
     return pa.DictionaryArray.from_arrays(indices, chunk.dictionary.cast(joint.value_type))
-
-
-# Columns that are the names of folders.
-
-
-def _as_column(values: Sequence[str | None]) -> Any:
-    """Return values that are text as a `pyarrow.Array`: int32 if all can be, else a dictionary."""
-    import pyarrow as pa  # noqa: PLC0415 - optional
-
-    there = [each for each in values if each is not None]
-    are_integers = all(re.fullmatch("-?[0-9]{1,10}", each) for each in there)
-    if there and are_integers and all(-(1 << 31) <= int(each) < 1 << 31 for each in there):
-        return pa.array([None if each is None else int(each) for each in values], pa.int32())
-    return pa.array(values, pa.large_string()).dictionary_encode()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.extending import ColumnError
+from cellfeed.extending import ColumnError, FormatError
 from cellfeed.sources import failures_named
 from cellfeed.sources.arrow import kind, values_of
 from cellfeed.storages.parquet import _kernels as kernels
@@ -17,77 +17,12 @@ from cellfeed.storages.parquet._kernels import _fields as fields
 
 END_BYTES = 8  # size of the footer, and the magic number
 
-# What the footer says of columns in row groups. pyarrow reads the same, but ends the process where
-# it has a number that pyarrow does not know.
-
 # Names of codecs, by their numbers in footers.
-_CODECS = ("none", "snappy", "gzip", "lzo", "brotli", "lz4_hadoop", "zstd", "lz4")
+CODECS = ("none", "snappy", "gzip", "lzo", "brotli", "lz4_hadoop", "zstd", "lz4")
 _MAGIC_BYTES = 4
 
 _PLAIN, _PLAIN_DICTIONARY, _RLE, _RLE_DICTIONARY = 0, 2, 3, 8  # encodings
 _PLAIN_OR_DICTIONARIES = 1 << _PLAIN | 1 << _PLAIN_DICTIONARY | 1 << _RLE | 1 << _RLE_DICTIONARY
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ColumnChunks:
-    """Some stored columns of a Parquet file, in each row group.
-
-    Parameters
-    ----------
-    footer
-        The footer, without its size and the magic number.
-    n_rows
-        Number of rows of each row group, int64, shape (n_groups,).
-    chunks
-        What `fields` lists of each column in each row group, int64, shape (n_groups, n_columns,
-        N_CHUNK_FIELDS); -1 where the footer does not say it.
-    """
-
-    footer: NDArray[np.uint8]
-    n_rows: NDArray[np.int64]
-    chunks: NDArray[np.int64]
-
-    @property
-    def n_entries(self) -> NDArray[np.int64]:
-        """Number of values, and of lists without any, int64, shape (n_groups, n_columns)."""
-        return self.chunks[:, :, fields.N_CHUNK_ENTRIES]
-
-    @property
-    def begins(self) -> NDArray[np.int64]:
-        """First byte: of the dictionary, if there is one, int64, shape (n_groups, n_columns)."""
-        begins = self.chunks[:, :, fields.DATA_OFFSET]
-        dictionaries = self.chunks[:, :, fields.DICTIONARY_OFFSET]
-        return np.where(dictionaries > 0, np.minimum(dictionaries, begins), begins)
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """Number of bytes, int64, shape (n_groups, n_columns)."""
-        return self.chunks[:, :, fields.STORED_BYTES]
-
-    @property
-    def are_plain_or_dictionaries(self) -> NDArray[np.bool_]:
-        """Whether values are plain, or indices into a dictionary, shape (n_groups, n_columns)."""
-        others = self.chunks[:, :, fields.ENCODINGS] & ~_PLAIN_OR_DICTIONARIES
-        return np.asarray(others == 0, np.bool_)
-
-    def codec(self, group: int, column: int) -> str:
-        """Return the name of a codec."""
-        return _CODECS[self.chunks[group, column, fields.CHUNK_CODEC]]
-
-    def largest(self, group: int, column: int, dtype: np.dtype[Any]) -> int | None:
-        """Return the largest value of a column of integers; None if the footer does not say it.
-
-        Return -1 if it has none; all lists of a void dtype are empty.
-        """
-        chunk = self.chunks[group, column]
-        if dtype.kind == "V" or chunk[fields.N_NULLS] == chunk[fields.N_CHUNK_ENTRIES]:
-            return -1
-        begin, size = int(chunk[fields.MAX_BEGIN]), int(chunk[fields.MAX_SIZE])
-        is_signed = dtype.kind == "i"
-        if size not in (4, 8) or (chunk[fields.MAX_IS_SIGNED] == 1 and not is_signed):
-            return None
-        stored = self.footer[begin : begin + size].tobytes()
-        return int.from_bytes(stored, "little", signed=is_signed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,8 +34,8 @@ class Footer:
     where
         The file, for messages.
     metadata
-        Its `pyarrow.parquet.FileMetaData`. Of its columns in row groups, `chunks` says more safely
-        the same.
+        Its `pyarrow.parquet.FileMetaData`. Of its columns in row groups, `row_groups` says the
+        same; pyarrow ends the process where it has a number that pyarrow does not know.
     schema
         Its `pyarrow.Schema`.
     content
@@ -157,14 +92,19 @@ class Footer:
 
     def leaves(self, names: Sequence[str]) -> list[int]:
         """Return the numbers of the stored columns that some columns consist of."""
+        sizes = [*map(_n_leaves, self.schema.types)]
+        stops = np.cumsum(sizes).tolist()
         at = [self.schema.get_field_index(self.field(name).name) for name in names]
-        if len(self.schema) == self.metadata.num_columns:  # none is nested
-            return at
-        stops = np.cumsum([_n_leaves(each) for each in self.schema.types]).tolist()
-        return [leaf for k in at for leaf in range(stops[k - 1] if k else 0, stops[k])]
+        return [leaf for k in at for leaf in range(stops[k] - sizes[k], stops[k])]
 
-    def chunks(self, leaves: Sequence[int]) -> ColumnChunks:
-        """Return where stored columns are in each row group.
+    def row_groups(self, leaves: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return what the footer says of some stored columns.
+
+        Returns
+        -------
+        Number of rows of each row group, int64, shape (n_groups,); and what `fields` lists of each
+        column in it, int64, shape (n_groups, n_columns, N_CHUNK_FIELDS), -1 where the footer does
+        not say it. `fields.DATA_OFFSET` is that of the dictionary, if there is one.
 
         Raises
         ------
@@ -177,8 +117,7 @@ class Footer:
         places[[*leaves]] = np.arange(len(leaves))
         n_rows = np.full(metadata.num_row_groups, -1, np.int64)
         chunks = np.full((n_rows.size, len(leaves), fields.N_CHUNK_FIELDS), -1, np.int64)
-        found, address = ColumnChunks(self.content, n_rows, chunks), self.content.ctypes.data
-        msg = f"{self.where}: its footer is damaged"
+        msg, address = f"{self.where}: its footer is damaged", self.content.ctypes.data
         with failures_named(msg, "copy or download it again", (ValueError,)):
             n = kernels.read_footer(address, self.content.size, places, n_rows, chunks)
             if n < 0 or (n_rows < 0).any():
@@ -186,20 +125,74 @@ class Footer:
             if int(n_rows.sum()) != metadata.num_rows:
                 raise ValueError("its row groups have other numbers of rows than it says")
             # All columns are in the file, with a value or more for each row, and a known codec.
-            n_rows, n_entries = n_rows[:, None], found.n_entries
-            is_whole = np.where(is_nested, n_entries >= n_rows, n_entries == n_rows)
-            is_whole &= (found.begins >= _MAGIC_BYTES) & (found.sizes >= 0)
-            is_whole &= found.sizes <= self.n_bytes - found.begins
-            is_whole &= chunks[:, :, fields.CHUNK_BYTES] >= 0
-            codecs = chunks[:, :, fields.CHUNK_CODEC]
-            is_known = (codecs >= 0) & (codecs < len(_CODECS))
-            for group, column in np.argwhere(~(is_whole & is_known) & (n_rows > 0))[:1].tolist():
+            begins, dictionaries = (
+                chunks[..., fields.DATA_OFFSET],
+                chunks[..., fields.DICTIONARY_OFFSET],
+            )
+            np.minimum(begins, dictionaries, out=begins, where=dictionaries > 0)
+            sizes, n_more = (
+                chunks[..., fields.STORED_BYTES],
+                chunks[..., fields.N_CHUNK_ENTRIES] - n_rows[:, None],
+            )
+            is_there = (begins >= _MAGIC_BYTES) & (sizes >= 0) & (sizes <= self.n_bytes - begins)
+            is_there &= (n_more == 0) | (is_nested & (n_more > 0))
+            is_there &= chunks[..., fields.CHUNK_BYTES] >= 0
+            codecs = chunks[..., fields.CHUNK_CODEC]
+            is_known = (codecs >= 0) & (codecs < len(CODECS))
+            wrong = ~(is_there & is_known) & (n_rows[:, None] > 0)
+            for group, column in np.argwhere(wrong)[:1].tolist():
                 codec, what = int(codecs[group, column]), "is not in the file"
                 if not is_known[group, column]:
                     what = f"has codec number {codec}"
                 msg = f"row group {group}: column {stored[column].path!r} {what}"
                 raise ValueError(msg)
-        return found
+        return n_rows, chunks
+
+    def largest(self, chunk: NDArray[np.int64], dtype: np.dtype[Any]) -> int | None:
+        """Return the largest value of a column of integers; None if the footer does not say it.
+
+        Return -1 if it has none; all lists of a void dtype are empty.
+        """
+        if dtype.kind == "V" or chunk[fields.N_NULLS] == chunk[fields.N_CHUNK_ENTRIES]:
+            return -1
+        begin, size = int(chunk[fields.MAX_BEGIN]), int(chunk[fields.MAX_SIZE])
+        is_signed = dtype.kind == "i"
+        if size not in (4, 8) or (chunk[fields.MAX_IS_SIGNED] == 1 and not is_signed):
+            return None
+        stored = self.content[begin : begin + size].tobytes()
+        return int.from_bytes(stored, "little", signed=is_signed)
+
+    def dtype_in_lists(self, field: Any) -> np.dtype[Any]:
+        """Return the dtype of the values of a column of lists; void if all are empty.
+
+        Raises
+        ------
+        FormatError
+            They are no lists of numbers.
+        """
+        from pyarrow import types  # noqa: PLC0415 - optional
+
+        tests = (
+            types.is_list, types.is_large_list, types.is_fixed_size_list,
+            types.is_list_view, types.is_large_list_view,
+        )  # fmt: skip
+        if any(test(field.type) for test in tests):
+            values = values_of(field.type.value_type)
+            if types.is_null(values):
+                return np.dtype(np.void)
+            if kind(values) == "numbers":
+                dtype: np.dtype[Any] = np.dtype(values.to_pandas_dtype())
+                return dtype
+        msg = f"{self.where}: column {field.name!r} is of type {field.type}, not a list of numbers"
+        raise FormatError(f"{msg} for each cell; give another column")
+
+
+def is_plain_or_dictionary(chunk: NDArray[np.int64]) -> bool:
+    """Return whether values are plain, or indices into a dictionary, in all pages of a column.
+
+    ``chunk`` is what a footer says of it, as `fields` lists it.
+    """
+    return not chunk[fields.ENCODINGS] & ~_PLAIN_OR_DICTIONARIES
 
 
 def _n_leaves(found: Any) -> int:
@@ -208,28 +201,3 @@ def _n_leaves(found: Any) -> int:
         found = found.storage_type
     children = [found.field(k) for k in range(found.num_fields)]
     return sum(_n_leaves(each.type) for each in children) if children else 1
-
-
-# What types are, for matrices.
-
-
-def dtype_of(found: Any) -> np.dtype[Any] | None:
-    """Return the dtype of a number for each cell; None if it is none."""
-    is_number = kind(found) in ("numbers", "booleans")
-    return np.dtype(found.to_pandas_dtype()) if is_number else None
-
-
-def dtype_in_lists(found: Any) -> np.dtype[Any] | None:
-    """Return the dtype of lists of numbers, void if all are empty; None if they are none."""
-    from pyarrow import types  # noqa: PLC0415 - optional
-
-    tests = (
-        types.is_list, types.is_large_list, types.is_fixed_size_list,
-        types.is_list_view, types.is_large_list_view,
-    )  # fmt: skip
-    if not any(test(found) for test in tests):
-        return None
-    values = values_of(found.value_type)
-    if types.is_null(values):
-        return np.dtype(np.void)
-    return dtype_of(values) if kind(values) == "numbers" else None

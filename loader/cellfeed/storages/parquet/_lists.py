@@ -15,7 +15,7 @@ from cellfeed.decode import PARQUET_CODECS, can_decode, function_addresses
 from cellfeed.decode import kernels as decoding
 from cellfeed.sources import Runs, count_rows, expand
 from cellfeed.storages.parquet import _kernels as kernels
-from cellfeed.storages.parquet._footers import ColumnChunks
+from cellfeed.storages.parquet._footers import CODECS, is_plain_or_dictionary
 from cellfeed.storages.parquet._kernels import _fields as fields
 
 # What a footer says of a column of lists in a row group: its codec, -1 if only pyarrow can decode
@@ -28,15 +28,13 @@ _ITEMSIZES = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8}
 _MOST_BYTES = 1 << 28  # of a column in a row group, which is decoded at once
 
 
-def list_numbers(
-    chunks: ColumnChunks, group: int, number: int, column: Any, field: Any
-) -> list[int]:
+def list_numbers(chunk: NDArray[np.int64], column: Any, field: Any) -> list[int]:
     """Return what is needed to decode a column of lists in a row group, `LIST_NUMBERS` integers.
 
     Parameters
     ----------
-    chunks, group, number
-        What the footer says of some columns, and the numbers of the row group and of the column.
+    chunk
+        What the footer says of it, as `fields` lists it.
     column, field
         Its `pyarrow.parquet.ColumnSchema`, and the `pyarrow.Field` of the lists.
     """
@@ -54,10 +52,8 @@ def list_numbers(
     fits = value.bit_width == 8 * itemsize if is_float else value.bit_width <= 8 * itemsize
     is_known = fits and column.max_repetition_level == 1
     is_known &= (column.physical_type in ("FLOAT", "DOUBLE")) == is_float
-    codec = PARQUET_CODECS.get(chunks.codec(group, number), -1)
-    chunk = chunks.chunks[group, number]
-    is_known &= codec >= 0 and can_decode(codec)
-    is_known &= bool(chunks.are_plain_or_dictionaries[group, number])
+    codec = PARQUET_CODECS.get(CODECS[chunk[fields.CHUNK_CODEC]], -1)
+    is_known &= codec >= 0 and can_decode(codec) and is_plain_or_dictionary(chunk)
     n_bytes = int(chunk[fields.CHUNK_BYTES])
     is_known &= max(n_bytes, int(chunk[fields.STORED_BYTES])) <= _MOST_BYTES
     empty = int(field.nullable)

@@ -1,4 +1,4 @@
-"""Which Parquet files a path or URL stands for, and what the names of their folders say."""
+"""Which Parquet files a path or URL stands for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import glob
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from cellfeed.bytes import Location, expand_url, has_suffix
 from cellfeed.extending import PathError, RemoteError
@@ -18,7 +18,6 @@ from cellfeed.sources import first_line, suffixes
 SUFFIX = ".parquet"
 GENE_TABLE = "gene_metadata.parquet"  # its name in Tahoe-100M
 _MAGIC = b"PAR1"
-_WEB = ("http", "https")
 
 
 def is_parquet(path: Path) -> bool:
@@ -40,37 +39,29 @@ def _in_folder(folder: Path) -> list[Path]:
     every = [each.name for each in folder.iterdir()] if folder.is_dir() else []
     if any(has_suffix(each, *suffixes()) and not each.startswith(".") for each in every):
         return []
-    return _below(folder, []) if folder.is_dir() else []
+    partitions = folder.glob(f"*=*/**/*{SUFFIX}")
+    paths = [str(each.relative_to(folder)) for each in partitions]
+    return [folder / each for each in _of_cells(str(folder), [*every, *paths])]
 
 
-def _below(folder: Path, above: Sequence[Path]) -> list[Path]:
-    """Return the files of cells in a folder, and in those of its folders that are partitions."""
-    found, above = list[Path](), [*above, folder.resolve()]
-    for each in sorted(folder.iterdir()):
-        if each.name.startswith("."):
-            continue
-        if is_partition(each.name) and each.is_dir():
-            if each.resolve() in above:
-                raise PathError(f"{each}: links to a folder that it is in; remove the link")
-            found += _below(each, above)
-        elif _is_of_cells(each.name):
-            found.append(each)
-    return found
+def _of_cells(folder: str, paths: Iterable[str]) -> list[str]:
+    """Return the files of cells in a folder, by name, of paths in it.
+
+    Raises
+    ------
+    PathError
+        There are partition folders.
+    """
+    found = sorted(each for each in paths if _is_of_cells(each))
+    for each in found:
+        if re.search("=[^/]*/", each):
+            msg = f"{folder}: {each} is in a partition folder, whose name would be lost; write the"
+            raise PathError(f"{msg} cells to one folder, with its columns in the files")
+    return [each for each in found if "/" not in each and not each.startswith(".")]
 
 
 def _is_of_cells(path: str) -> bool:
     return has_suffix(path, SUFFIX) and not path.endswith(GENE_TABLE)
-
-
-def is_partition(name: str) -> bool:
-    """Return whether a folder, by its name, has a part of the files of the folder that it is in."""
-    return "=" in name or name.endswith(SUFFIX)
-
-
-def _is_in(folder: str, path: str) -> bool:
-    """Return whether a file is in a folder, or in those of its folders that are partitions."""
-    below = path.removeprefix(folder.rstrip("/") + "/").split("/")
-    return all(map(is_partition, below[:-1])) and not below[-1].startswith(".")
 
 
 def files_at(location: Location) -> list[Location]:
@@ -79,78 +70,26 @@ def files_at(location: Location) -> list[Location]:
     Raises
     ------
     PathError
-        There are none.
+        There are none, or they are in partition folders.
     RemoteError
         A server cannot be reached, or refuses the request.
     """
     if location.scheme == "hf":
         return _on_hub(location)
     if location.path is None:
-        return _on_server(location)
+        found = expand_url(location, [SUFFIX])
+        return [each for each in found if _is_of_cells(each.text)] or found
     path = location.path.expanduser()
     if path.is_dir():
-        found = _in_folder(path)
+        paths = _in_folder(path)
     elif path.exists():
         return [Location.of(path)]
     else:
         matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute patterns too
-        found = [Path(each) for each in matches if _is_of_cells(each)]
-    if not found:
+        paths = [Path(each) for each in matches if _is_of_cells(each)]
+    if not paths:
         raise PathError(f"{location}: no Parquet file of cells is there; check the path")
-    return [Location.of(each) for each in found]
-
-
-def _on_server(location: Location) -> list[Location]:
-    text = location.text.rstrip("/")
-    if _WILD.search(text) or has_suffix(text, SUFFIX) or location.scheme in _WEB:
-        found = expand_url(location, [SUFFIX])
-        return [each for each in found if _is_of_cells(each.text)] or found
-    found = expand_url(replace(location, text=f"{text}/**/*{SUFFIX}"), [SUFFIX])
-    own = [each for each in found if _is_in(text, each.text) and _is_of_cells(each.text)]
-    if not own:
-        raise PathError(f"{location.shown}: no Parquet file of cells is there; check the URL")
-    return own
-
-
-# Partition folders, whose names are those of columns and their values, as Hive writes them.
-
-_MISSING = "__HIVE_DEFAULT_PARTITION__"
-
-
-def partitions(locations: Sequence[Location]) -> dict[str, list[str | None]]:
-    """Return the columns that folders ``NAME=VALUE`` on the paths of files are, as text.
-
-    Returns
-    -------
-    For each column, its value in each file; None if that is missing.
-
-    Raises
-    ------
-    PathError
-        A name is no UTF-8.
-    """
-    of_files = [_columns_of(each) for each in locations]
-    names = dict.fromkeys(name for columns in of_files for name in columns)
-    return {name: [columns.get(name) for columns in of_files] for name in names}
-
-
-def _columns_of(location: Location) -> dict[str, str | None]:
-    if location.path is not None:
-        folders: Sequence[str] = location.path.parts[:-1]
-    else:
-        text = location.text.partition("?")[0]
-        folders = (unquote(text) if location.scheme in _WEB else text).split("/")[:-1]
-    found = dict[str, str | None]()
-    for folder in folders:
-        name, _, value = folder.partition("=")
-        if name and "=" in folder:
-            try:
-                decoded = [unquote(each, errors="strict") for each in (name, value)]
-            except UnicodeDecodeError:
-                msg = f"{location.shown}: the folder {folder!r} is no UTF-8 when it is decoded"
-                raise PathError(f"{msg}; rename it") from None
-            found.setdefault(decoded[0], None if value == _MISSING else decoded[1])
-    return found
+    return [Location.of(each) for each in paths]
 
 
 # Datasets on the HuggingFace hub.
@@ -182,10 +121,11 @@ def _on_hub(location: Location) -> list[Location]:
         url = f"{endpoint}/api/datasets/{name}/tree/{revision}/{quote(folder)}?recursive=true"
         listed = _listed_by_hub(location, url, headers)
         if wild:
-            paths = [each for each in listed if PurePosixPath(f"/{each}").match(f"/{path}")]
+            matching = (each for each in listed if PurePosixPath(f"/{each}").match(f"/{path}"))
+            paths = sorted(filter(_is_of_cells, matching))
         else:
-            paths = [each for each in listed if _is_in(folder, each)]
-        paths = sorted(filter(_is_of_cells, paths))
+            inner = [each.removeprefix(f"{path}/") for each in listed]
+            paths = [f"{path}/{each}" for each in _of_cells(location.shown, inner)]
         if not paths:
             raise PathError(f"{location}: matches no Parquet file of the dataset; check the path")
     root = f"{endpoint}/datasets/{name}/resolve/{revision}"

@@ -82,7 +82,7 @@ class TestFiles:
     def test_folders_and_patterns_with_their_table_of_genes(self, repository, where):
         collection = open_collection(str(repository / where), obs=["row", "drug"])
         check_all(collection)
-        assert len(collection.files) == 4
+        assert len(collection.files) == 3
         assert collection.sources[0].read_var()["gene_symbol"].tolist() == [*GENES["gene_symbol"]]
 
     def test_a_table_in_the_folder_of_the_cells_is_none_of_them(self, tmp_path):
@@ -93,8 +93,7 @@ class TestFiles:
     def test_any_name(self, repository, tmp_path):
         path = tmp_path / "cells"
         path.write_bytes((repository / "data/train-00000.parquet").read_bytes())
-        genes = repository / "metadata/gene_metadata.parquet"
-        source = ParquetSource(path, gene_table=genes, names="gene_symbol")
+        source = ParquetSource(path, gene_table=GENES.set_index("gene_symbol"))
         assert open_collection(source).var_names[0] == "S0"
         assert len(open_collection(path)) == len(open_collection(source))
 
@@ -144,19 +143,14 @@ class TestHub:
         assert collection.is_remote
 
     def test_partition_folders(self, hub, repository):
-        """Their table of genes is beside the folder that they are in."""
         root = repository.parent / "parts"
-        for plate in "12":
-            write_files(root / f"data/plate={plate}", TABLE, 1, ROW_GROUPS)
-        (root / "metadata").mkdir()
-        genes = repository / "metadata/gene_metadata.parquet"
-        (root / "metadata/gene_metadata.parquet").write_bytes(genes.read_bytes())
-        for path in (root / "data", "hf://datasets/owner/parts"):
-            collection = open_collection(path, obs=["plate"])
-            assert collection.var_names.tolist() == GENES["ensembl_id"].tolist()
-            assert len(collection) == 2 * N_ROWS
-        first = open_collection(root / "data/plate=1")
-        assert np.array_equal(first[:].X.toarray(), COUNTS)
+        write_files(root / "data", TABLE, 1, ROW_GROUPS)
+        write_files(root / "data/plate=1/drug=a", TABLE, 1, ROW_GROUPS)
+        said = r"data: plate=1/drug=a/\S+ is in a partition folder, .* to one folder"
+        for path in (root / "data", "hf://datasets/owner/parts/data"):
+            with pytest.raises(PathError, match=said):
+                open_collection(path)
+        assert len(open_collection(root / "data/plate=1/drug=a")) == N_ROWS
 
     def test_one_file(self, hub):
         url = "hf://datasets/owner/cells@v1/data/train-00001.parquet"
@@ -304,28 +298,13 @@ class TestGenes:
         collection = open_collection(given)
         assert np.array_equal(collection[:].X.toarray(), COUNTS[:, : collection.n_vars])
 
-    def test_a_column_per_gene_that_the_table_names(self, tmp_path):
-        names = ["HLA", "HLA.1", *(f"ENSG{k}" for k in range(2, N_VARS))]
-        columns = dict(zip(names, COUNTS.T, strict=True))
-        table = pa.table(obs_columns(OBS) | {"n_counts": COUNTS.sum(axis=1)} | columns)
-        write_files(tmp_path / "cells", table, 2, ROW_GROUPS)
-        genes = pa.table({"gene_id": names[::-1], "symbol": names})
-        pq.write_table(genes, tmp_path / "cells/gene_metadata.parquet")
-        collection = open_collection(tmp_path / "cells", obs=["row", "n_counts"])
-        assert collection.layout == "dense"
-        assert collection.var_names.tolist() == names[::-1]
-        assert np.array_equal(collection[[9, 0]].X, COUNTS[[9, 0]][:, ::-1])
-        one = open_collection(ParquetSource(tmp_path / "cells", gene_columns=["HLA"]), obs=["row"])
-        assert np.array_equal(one[:].X, COUNTS[:, :1])
-        genes = pd.DataFrame({"n": range(N_VARS)}, index=names[::-1])
-        few = ParquetSource(tmp_path / "cells", gene_columns=names[:3], gene_table=genes)
-        assert few.read_var()["n"].to_dict() == {names[k]: N_VARS - 1 - k for k in range(3)}
-        last = open_collection(few, genes=(few.read_var()["n"] == N_VARS - 3).to_numpy())
-        assert np.array_equal(last[:].X, COUNTS[:, [2]])
-        with pytest.raises(ParameterError, match="has no gene 'HLA' of `gene_columns`"):
-            ParquetSource(tmp_path / "cells", gene_columns=names, gene_table=genes[:-1])
+    def test_files_without_a_table_have_the_genes_of_all(self, tmp_path):
+        write_files(tmp_path / "cells", pa.table(lists_of(X)), 3, ROW_GROUPS)
+        collection = open_collection(tmp_path / "cells")
+        assert collection.n_vars == 1 + X.indices.max()
+        assert np.array_equal(collection[:].X.toarray(), COUNTS[:, : collection.n_vars])
 
-    @pytest.mark.parametrize("given", ["file", "read", "filtered", "indexed", "numbers as text"])
+    @pytest.mark.parametrize("given", ["read", "filtered", "indexed", "numbers as text"])
     def test_names_are_those_of_the_table_however_it_is_given(self, tmp_path, given):
         """Genes are matched by name; the numbers of its rows are none."""
         rows, sources = np.arange(6).reshape(2, 3).astype(np.float32), []
@@ -334,10 +313,7 @@ class TestGenes:
             path = tmp_path / f"{study}.parquet"
             pq.write_table(pa.table(lists_of(sp.csr_matrix(rows[:, order] + 1))), path)
             genes = pd.DataFrame({"token_id": range(3), "gene_symbol": names[order]})
-            genes.to_parquet(tmp_path / f"{study}_genes.parquet")
-            if given == "file":
-                genes = tmp_path / f"{study}_genes.parquet"
-            elif given == "filtered":
+            if given == "filtered":
                 genes = genes.set_index(pd.Index([5, 9, 70]))
             elif given in ("indexed", "numbers as text"):
                 genes = genes.set_index("gene_symbol")
@@ -387,16 +363,19 @@ class TestRefused:
             ({"genes": "expressions", "values": "genes"}, FormatError, "which are no gene numbers"),
             ({"n_vars": 0}, ParameterError, "`n_vars >= 1` must hold"),
             ({"n_markers": -1}, ParameterError, "`n_markers >= 0` must hold"),
-            ({"gene_table": 3}, ParameterError, "must be a data frame, or the path .* type int"),
-            ({"gene_table": "none.parquet"}, PathError, "none.parquet"),
-            ({"gene_table": GENES, "tokens": "t"}, ColumnError, "no column 't'; give `tokens=`"),
-            ({"gene_table": GENES, "names": "n"}, ColumnError, "no column 'n'; give `names=`"),
+            ({"gene_table": 3}, ParameterError, "must be a data frame, but is of type int; read"),
+            ({"gene_table": GENES, "n_vars": 3}, ParameterError, "exclude each other; leave one"),
+            ({"gene_table": GENES[["ensembl_id"]]}, ColumnError, "'token_id' with their numbers"),
             (
                 {"gene_table": GENES[["token_id"]]},
                 ColumnError,
-                "^gene_table: has no column with the names of genes; give `names=`, from: token_id",
+                "^gene_table: has no column with the names of genes; index the table by them, or n",
             ),
-            ({"gene_table": GENES, "tokens": "gene_symbol"}, FormatError, "must have distinct int"),
+            (
+                {"gene_table": GENES.assign(token_id=GENES["gene_symbol"])},
+                FormatError,
+                "must have distinct int",
+            ),
         ],
     )
     def test_parameters(self, tmp_path, options, error, said):
@@ -430,7 +409,7 @@ class TestRefused:
     def test_other_tables_are_told_from_cells(self, tmp_path):
         path = tmp_path / "drugs.parquet"
         pq.write_table(pa.table({"drug": ["a"], "target": ["b"]}), path)
-        said = r"no known columns \(the first are drug, target\); .*gene_columns"
+        said = r"no lists of genes \(columns are drug, target\); .* column per gene make an AnnData"
         with pytest.raises(FormatError, match=said):
             open_collection(path)
 

@@ -1,5 +1,4 @@
-"""Columns of Parquet files of any name and type, in several files, and as folders; pyarrow's are
-the right ones."""
+"""Columns of Parquet files of any name and type, in several files; pyarrow's are the right ones."""
 
 import numpy as np
 import pytest
@@ -14,13 +13,11 @@ from cellfeed import (
     ColumnError,
     MismatchError,
     ParquetSource,
-    PathError,
     open_collection,
 )
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
-ds = pytest.importorskip("pyarrow.dataset")
 
 N = 6
 LISTS = {
@@ -210,57 +207,6 @@ def test_two_columns_of_one_name(tmp_path, twice):
         open_collection(tmp_path, obs=["drug"])
 
 
-# Partition folders
-
-SEGMENTS = ["1", "007", "-3", "a%20b", "é", "+1", "1.5", "2147483648", "__HIVE_DEFAULT_PARTITION__"]
-
-
-@settings(max_examples=6)
-@given(
-    names=st.lists(st.sampled_from(["plate", "my%20drug"]), min_size=1, max_size=2, unique=True),
-    values=st.lists(st.lists(st.sampled_from(SEGMENTS), min_size=2, max_size=2), min_size=1,
-                    max_size=3, unique_by=tuple),
-)  # fmt: skip
-def test_folders_are_the_columns_that_pyarrow_makes_of_them(tmp_path_factory, names, values):
-    folder = tmp_path_factory.mktemp("hive")
-    for k, of_file in enumerate(values):
-        parts = [f"{name}={value}" for name, value in zip(names, of_file, strict=False)]
-        inner = folder.joinpath(*parts)
-        inner.mkdir(parents=True, exist_ok=True)
-        row = pa.array([k * N + row for row in range(N)])
-        pq.write_table(pa.table(LISTS | {"row": row}), inner / f"{k}.parquet")
-    try:
-        table = ds.dataset(folder, partitioning="hive").to_table().sort_by("row")
-    except pa.ArrowInvalid:  # of a column whose values are all missing
-        table = None
-    collection = open_collection(folder, obs=["row"])
-    rows = collection.obs["row"].values.tolist()
-    assert sorted(rows) == [*range(len(values) * N)]
-    for name in ({*table.schema.names} if table else set()) - {*LISTS, "row"}:
-        wanted = table[name].to_pylist()
-        assert values_of(folder, name) == [wanted[row] for row in rows]
-        own = collection.read_obs([name])[name]
-        assert hasattr(own, "categories") == (table[name].type == pa.string())
-    alone = open_collection(str(folder / "*" / "**" / "*.parquet"), obs=["row"])
-    assert len(alone) == len(collection)
-
-
-def test_a_column_that_every_file_has_is_not_that_of_the_folder(tmp_path):
-    for plate in "12":
-        write(tmp_path / f"plate={plate}", {"plate": TEXT, "row": pa.array([*range(N)])})
-    assert values_of(tmp_path, "plate") == TEXT * 2
-    assert open_collection(tmp_path).obs_columns == ("plate", "row")
-
-
-def test_folders_that_cannot_be_partitions(tmp_path):
-    write(tmp_path / "cells", {})
-    (tmp_path / "cells" / "p=1").symlink_to(tmp_path / "cells", target_is_directory=True)
-    with pytest.raises(PathError, match=r"p=1: links to a folder that it is in; remove the link"):
-        open_collection(tmp_path / "cells")
-    with pytest.raises(PathError, match="'p=%FF' is no UTF-8 when it is decoded; rename it"):
-        open_collection(write(tmp_path / "p=%FF", {}))
-
-
 # Damaged footers
 
 
@@ -288,6 +234,19 @@ def test_codecs_that_are_not_known_do_not_end_the_process(tmp_path):
     for path in paths:
         path.write_bytes(damaged(content, at, int(path.stem)))
     assert warm.output_of("-c", ATTEMPT, *paths).splitlines() == ["refused 0 True"] * 3
+
+
+@pytest.mark.process
+def test_no_damaged_footer_ends_the_process(tmp_path):
+    """Of 300 such files, some do if pyarrow is asked for the columns of row groups."""
+    pq.write_table(pa.table(LISTS), tmp_path / "cells.parquet")
+    content, random = (tmp_path / "cells.parquet").read_bytes(), np.random.default_rng(0)
+    first = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    paths = [tmp_path / f"{k}.parquet" for k in range(300)]
+    for path in paths:
+        at, mask = random.integers(first, len(content) - 8), random.integers(1, 256)
+        path.write_bytes(damaged(content, int(at), int(mask)))
+    assert len(warm.output_of("-c", ATTEMPT, *paths).splitlines()) == 300
 
 
 @given(data=st.data())

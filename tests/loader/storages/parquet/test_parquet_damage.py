@@ -89,17 +89,6 @@ def test_cells_that_are_not_whole(tmp_path, table, said):
         list(dataset)
 
 
-def test_a_column_of_a_gene_that_has_gaps(tmp_path):
-    columns = {f"g{k}": COUNTS[:, k] for k in range(3)} | {"g3": [None, *COUNTS[1:, 3].tolist()]}
-    path = tmp_path / "cells.parquet"
-    pq.write_table(pa.table(columns), path)
-    source = ParquetSource(path, gene_columns=list(columns))
-    with pytest.raises(FormatError, match="row group 0: column 'g3': not every cell has a value"):
-        open_collection(source)[:]
-    with pytest.raises(ColumnError, match="has no column 'g9' of a gene"):
-        ParquetSource(path, gene_columns=["g0", "g9"])
-
-
 class TestUnequalFiles:
     def write(self, folder, *tables):
         folder.mkdir()

@@ -5,7 +5,6 @@
 
 import contextlib
 import os
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -290,19 +289,19 @@ def test_damaged_pages_without_checksums(path, data):
 
 def test_a_file_that_is_replaced_while_it_is_read(path, monkeypatch):
     write(path, [[1, 2]], [[1.0, 2.0]])
-    collection, decode = open_collection(ParquetSource(path, n_vars=9)), ParquetLists._decode
+    collection, decode = open_collection(ParquetSource(path, n_vars=9)), ParquetLists._found_here
 
     def decode_and_replace(*arguments):
         found = decode(*arguments)
         os.utime(path, ns=(0, 0))
         return found
 
-    monkeypatch.setattr(ParquetLists, "_decode", decode_and_replace)
+    monkeypatch.setattr(ParquetLists, "_found_here", decode_and_replace)
     with pytest.raises(FormatError, match=r"cells\.parquet: was replaced or written to"):
         collection[:]
 
 
-# The suite: lists of genes in files and folders, and a column per gene
+# The suite, in files, in folders and on a server
 
 # Version 1.0 has no integers without a sign.
 NEWER = OPTIONS.map(lambda options: options | {"version": "2.6"})
@@ -343,28 +342,6 @@ class TestLists(Suite):
             write_groups(path, table, made["groups"], **made["options"])
         genes = pd.DataFrame({"token_id": np.arange(3, 3 + case.n_vars)}, index=case.var.index)
         return ParquetSource(path, gene_table=genes, n_markers=int(has_marker))
-
-
-@pytest.mark.slow
-class TestColumnPerGene(Suite):
-    layouts = ("dense",)
-    max_examples = 12
-
-    def storable(self, case):  # there must be a gene
-        return replace(case, n_vars=max(1, case.n_vars))
-
-    def storages(self, layout, dtype):
-        return st.fixed_dictionaries(
-            {"groups": GROUPS, "options": NEWER, "n_files": st.integers(1, 3)}
-        )
-
-    def stored(self, path, case):
-        made = case.storage
-        dense = case.dense
-        columns = {name: dense[:, k] for k, name in enumerate(case.var.index)}
-        table = pa.table(obs_columns(case.obs) | columns)
-        write_files(path, table, made["n_files"], made["groups"], **made["options"])
-        return ParquetSource(path, gene_columns=case.var.index.tolist())
 
 
 @pytest.mark.slow
