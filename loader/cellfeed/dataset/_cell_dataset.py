@@ -19,7 +19,7 @@ from cellfeed.collection import Collection
 from cellfeed.collection._indexables import count_rows, in_memory
 from cellfeed.collection._on_device import Delivery, DeviceRows
 from cellfeed.dataset import _parameters
-from cellfeed.dataset._loader import MinibatchLoader, loader_over
+from cellfeed.dataset._loader import MinibatchLoader, loader_over, to_be_called
 from cellfeed.dataset._parameters import AnyDtype, AnyTransform, ReadOptions
 from cellfeed.dataset._ranks import CommonSeed, Ranks
 from cellfeed.dataset._recommendation import Recommending, read_recommendation
@@ -434,6 +434,7 @@ class CellDataset(ResumableDataset):
             raise ParameterError(msg)
         return plan
 
+    @to_be_called
     def loader(self, num_workers: int | None = None, **options: Any) -> MinibatchLoader:
         """Return a DataLoader over the minibatches, whose position can be saved and restored.
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError, StateError, require_one_of, require_positive
 from cellfeed.dataset._cell_dataset import CellDataset, Minibatches
-from cellfeed.dataset._loader import MinibatchLoader, loader_over
+from cellfeed.dataset._loader import MinibatchLoader, loader_over, to_be_called
 from cellfeed.dataset._ranks import CommonSeed
 from cellfeed.dataset._resumable import ResumableDataset
 from cellfeed.dataset._run import Beginning, Position
@@ -146,6 +146,7 @@ class InterleavedDatasets(ResumableDataset):
         places = Permutation(sum(counts), key)(np.arange(sum(counts)))
         return np.searchsorted(np.cumsum(counts), places, side="right")
 
+    @to_be_called
     def loader(self, num_workers: int = 0, **options: Any) -> MinibatchLoader:
         """Return a DataLoader over the minibatches; see `CellDataset.loader`.
 

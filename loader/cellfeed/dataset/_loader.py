@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, require_not_negative
 from cellfeed._torch import DataLoader, default_convert, require_torch, torch
@@ -20,6 +20,8 @@ from cellfeed.dataset import _workers
 from cellfeed.dataset._run import Beginning, Iteration, wait_for_dropped
 from cellfeed.decode import Counter
 from cellfeed.interrupts import interrupts_held
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 # Bytes of minibatches that a worker sends at once: few, since memory that is new to the system
 # takes longer than a message.
@@ -128,6 +130,13 @@ class MinibatchLoader(DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the given epoch; see `CellDataset.set_epoch`."""
         self.dataset.set_epoch(epoch)
+
+    def __next__(self) -> Any:
+        msg = (
+            "a loader is no iterator; write `iterator = iter(loader)` once, and then "
+            "`next(iterator)`"
+        )
+        raise ParameterError(msg)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training loop; see `CellDataset.state_dict`."""
@@ -382,6 +391,29 @@ def _noting(context: BaseContext, processes: list[BaseProcess]) -> BaseContext:
 
     noting: BaseContext = Noting()
     return noting
+
+
+class _ToBeCalled:
+    """A method that makes a loader, and says so if it is iterated over instead of called."""
+
+    def __init__(self, function: Callable[..., Any], instance: Any = None) -> None:
+        self._function, self._instance = function, instance
+        functools.update_wrapper(self, function)
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return self._function if instance is None else type(self)(self._function, instance)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._function(self._instance, *arguments, **options)
+
+    def __iter__(self) -> Iterator[Any]:
+        msg = "`loader` is a method; write `for minibatch in dataset.loader():`"
+        raise ParameterError(msg)
+
+
+def to_be_called(method: _F) -> _F:
+    """Return a method that says so if it is iterated over instead of called."""
+    return cast(_F, _ToBeCalled(method))
 
 
 def loader_over(

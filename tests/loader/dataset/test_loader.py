@@ -301,6 +301,14 @@ class TestWhatIsTypedFirst:
         with pytest.raises(ParameterError, match="which has minibatches and no rows"):
             cellfeed.random_split(dataset, [0.5, 0.5], seed=0)
 
+    def test_a_loader_that_is_not_iterated_over(self):
+        dataset = in_order(np.arange(64))
+        for each in (dataset, InterleavedDatasets([dataset])):
+            with pytest.raises(ParameterError, match=r"for minibatch in dataset\.loader\(\):"):
+                iter(each.loader)  # type: ignore[arg-type]
+            with pytest.raises(ParameterError, match=r"write `iterator = iter\(loader\)` once"):
+                next(each.loader())
+
     def test_what_was_not_opened(self, plates):
         collection = open_collection(plates, obs=["number"])
         for part in (next(iter(in_order(collection))), collection[:4]):
