@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.bytes import Location, removed
+from cellfeed.bytes import Location, require_file
 from cellfeed.decode import SlowRead
-from cellfeed.extending import FormatError, PathError, ad, pd
+from cellfeed.extending import PathError, pd
 from cellfeed.rows import CsrRows, Layout
 from cellfeed.sources import (
     OpenedPerProcess,
@@ -26,14 +25,11 @@ from cellfeed.sources import (
     WatchedFiles,
     as_names,
     as_text,
-    count_rows,
     expand,
     failures_named,
-    fill,
     library,
     threads_of_process,
 )
-from cellfeed.sources.arrow import to_frame
 
 _MAGIC = b"SHPK"
 _LARGEST = 1 << 24  # float32 represents integers up to this exactly
@@ -42,15 +38,12 @@ _LARGEST = 1 << 24  # float32 represents integers up to this exactly
 class Archive(OpenedPerProcess):
     """An archive, opened separately in each process that reads it.
 
+    Calling it returns the `cellstream.CellStore`.
+
     Parameters
     ----------
     location
         A local file.
-
-    Attributes
-    ----------
-    path
-        The file.
     """
 
     def __init__(self, location: Location) -> None:
@@ -58,75 +51,33 @@ class Archive(OpenedPerProcess):
             msg = f"{location}: cellstream archives must be local"
             raise PathError(f"{msg}; download it")
         self.location = location
-        self.path = location.path.absolute()  # stays valid if the working directory changes
+        self._path = location.path.absolute()  # stays valid if the working directory changes
         self._watched = WatchedFiles()
 
-    def library(self, name: str = "cellstream") -> Any:
-        """Return cellstream, or one of its modules."""
-        return library(name, self.location, what="a cellstream archive", extra="cellstream")
-
-    def check_unchanged(self) -> None:
-        """Check that the path still refers to the file that was opened first.
-
-        The file is memory-mapped: reading a part that no longer exists would kill the process.
-        """
-        self._watched.check()
+    def library(self) -> Any:
+        """Return cellstream."""
+        return library("cellstream", self.location, what="a cellstream archive", extra="cellstream")
 
     @contextmanager
     def reading(self, what: str) -> Iterator[None]:
-        """Check before and after that the file is unchanged; name failures of cellstream."""
-        self.check_unchanged()
-        said = f"{self.location}: cellstream cannot read its {what}"
-        with failures_named(said, "if it is damaged, copy it again"):
-            yield
-        self.check_unchanged()
+        """Check before and after that the file is unchanged; name failures of cellstream.
 
-    def packed(self) -> Any:
-        """Return the `cellstream.packed.PackedArchive`, which locates its members."""
-        return self.library("cellstream.packed").PackedArchive(self.path)
+        It is memory-mapped: reading a part that no longer exists would kill the process.
+        """
+        self._watched.check()
+        said = f"{self.location}: cellstream cannot read its {what}"
+        with failures_named(said, 'write it with `layout="cell"`, or copy it again'):
+            yield
+        self._watched.check()
 
     def _open(self) -> Any:
-        """Return a `cellstream.CellStore`, which checks its tables."""
         cellstream = self.library()
-        try:
-            self._watched.see(self.path, self.path.stat(), self.location)
-        except FileNotFoundError as error:
-            raise removed(self.location) from error
+        require_file(self._path, self.location)
+        self._watched.see(self._path, self._path.stat(), self.location)
         with self.reading("archive"):
-            if self.packed().manifest.get("layout") != "cell":
-                msg = f"{self.location}: is a cellstream archive with shards, not with a frame"
-                raise FormatError(f'{msg} for each cell; write it with `layout="cell"`')
-            store = cellstream.CellStore(self.path)
+            store = cellstream.CellStore(self._path)
         weakref.finalize(self, store.close)
         return store
-
-    def member(self, name: str) -> Any:
-        """Return a member of the archive as a memory-mapped file."""
-        import pyarrow as pa  # noqa: PLC0415 - cellstream needs it
-
-        _, first, n_bytes = self.packed().member_location(name)
-        with pa.memory_map(str(self.path)) as whole:
-            whole.seek(first)
-            return pa.BufferReader(whole.read_buffer(n_bytes))
-
-    @contextmanager
-    def header(self) -> Iterator[h5py.File]:
-        """Open all but the matrix: an AnnData file within the archive."""
-        with self.reading("header"), h5py.File(self.member("header.h5ad"), "r") as file:
-            yield file
-
-    def obs(self, columns: Sequence[str], **options: bool) -> Any:
-        """Read obs columns as a `pyarrow.Table`."""
-        import pyarrow.parquet as pq  # noqa: PLC0415 - cellstream needs it
-
-        with self.reading("obs"):
-            return pq.ParquetFile(self.member("obs.parquet")).read([*columns], **options)
-
-    def var(self) -> pd.DataFrame:
-        """Read the table of genes."""
-        with self.header() as file:
-            found: pd.DataFrame = ad.io.read_elem(file["var"])
-        return found
 
 
 class CellFrames(StoredElement):
@@ -147,7 +98,8 @@ class CellFrames(StoredElement):
 
     def var_names(self) -> NDArray[np.object_]:
         """Return the names of the genes."""
-        return as_names(self._archive.var().index)
+        with self._archive.reading("genes"):
+            return as_names(self._archive().var.index)
 
     def stored_bytes(self) -> int:
         """Return the size in bytes of the frames, and of the tables that locate them."""
@@ -182,20 +134,20 @@ class CellFrames(StoredElement):
 
 
 class _Embedding(StoredElement):
-    """An array of obsm, which the archive's header stores as a whole."""
+    """An array of obsm, which cellstream has in memory."""
 
     layout: Layout = "dense"
     var = None
 
-    def __init__(self, archive: Archive, name: str, stored: h5py.Dataset) -> None:
-        self._archive, self._name = archive, f"obsm/{name}"
+    def __init__(self, archive: Archive, name: str, stored: NDArray[Any]) -> None:
+        self._archive, self._name = archive, name
         self.shape, self.dtype = stored.shape, stored.dtype.newbyteorder("=")
 
     def read_rows(self, runs: Runs) -> NDArray[Any]:
-        """Read rows."""
-        out = np.empty((count_rows(runs), *self.shape[1:]), self.dtype)
-        with self._archive.header() as file:
-            return fill(out, runs, lambda start, stop: file[self._name][start:stop])
+        """Return rows."""
+        with self._archive.reading("obsm"):
+            rows: NDArray[Any] = self._archive().obsm[self._name][expand(runs)]
+        return rows
 
 
 class CellstreamSource(Source):
@@ -224,28 +176,34 @@ class CellstreamSource(Source):
         self.location = path if isinstance(path, Location) else Location.of(path)
         self._archive = Archive(self.location)
         self.elements: dict[str, StoredElement] = {"X": CellFrames(self._archive)}
-        with self._archive.header() as file:
-            for name, stored in file.get("obsm", {}).items():
-                if isinstance(stored, h5py.Dataset) and stored.ndim > 1:
+        with self._archive.reading("obsm"):
+            for name, stored in self._archive().obsm.items():
+                if isinstance(stored, np.ndarray) and stored.ndim > 1:
                     self.elements[f"obsm/{name}"] = _Embedding(self._archive, name, stored)
+
+    def _obs(self) -> pd.DataFrame:
+        with self._archive.reading("obs"):
+            table: pd.DataFrame = self._archive().obs
+        return table
 
     def obs_names(self) -> list[str]:
         """Return the names of the obs columns, without the names of the cells."""
-        with self._archive.reading("obs"):
-            return list(self._archive.packed().obs_columns())
+        return [*map(str, self._obs())]
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Read some obs columns, and nothing else."""
-        return to_frame(self._archive.obs(columns))
+        """Return some obs columns."""
+        return self._obs()[[*columns]].reset_index(drop=True)
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Read some rows of obs columns, indexed by the names of the cells."""
-        found = self._archive.obs(columns, use_pandas_metadata=True).take(rows).to_pandas()
+        """Return some rows of obs columns, indexed by the names of the cells."""
+        found = self._obs()[[*columns]].iloc[rows]
         return as_text(found.set_index(found.index.astype(str)))
 
     def read_var(self) -> pd.DataFrame:
-        """Read the table of genes."""
-        return self._archive.var()
+        """Return the table of genes."""
+        with self._archive.reading("genes"):
+            table: pd.DataFrame = self._archive().var
+        return table
 
 
 def _is_archive(path: Path) -> bool:

@@ -123,7 +123,9 @@ def test_a_damaged_archive(stored, tmp_path):
 
 def test_archives_with_shards(tmp_path):
     cellstream.write_sharded(make_adata(), tmp_path / "shards.shad", layout="shard")
-    with pytest.raises(FormatError, match=r'with shards, .* write it with `layout="cell"`$'):
+    with pytest.raises(
+        FormatError, match=r'not a layout=.cell.*; write it with `layout="cell"`, or'
+    ):
         open_collection(tmp_path / "shards.shad")
 
 
