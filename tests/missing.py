@@ -27,6 +27,7 @@ OPTIONAL = {
     "pytorch_lightning",
     "rich",
     "scvi",
+    "skmisc",
     "tiledbsoma",
     "torch",
     "torchdata",
@@ -62,7 +63,7 @@ def missing_in(pattern: re.Pattern[str], text: str) -> str | None:
     return name if is_missing(name) else None
 
 
-def missing_for(error: Exception) -> str | None:
+def missing_for(error: BaseException) -> str | None:
     """Return the missing package that a test asked for; None if it failed for another reason."""
     cause = error if isinstance(error, ImportError) else error.__cause__
     name = str(getattr(cause, "name", None)).partition(".")[0]
@@ -96,13 +97,15 @@ def pytest_fixture_setup():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call():
-    """Skip the examples of a docstring that import what is missing."""
+    """Skip the examples of a docstring that need what is missing."""
     try:
         return (yield)
     except doctest.UnexpectedException as unexpected:
         error = unexpected.exc_info[1]
-        if isinstance(error, ImportError) and is_missing(str(error.name)):
-            pytest.skip(f"{error.name} is not installed")
+        imported = str(getattr(error, "name", None))
+        name = imported if is_missing(imported) else missing_for(error)
+        if name is not None:
+            pytest.skip(f"{name} is not installed")
         raise
 
 
