@@ -31,13 +31,12 @@ from cellfeed._progress import ProgressLine
 from cellfeed.machine import usable_cpu_count
 
 if typing.TYPE_CHECKING:
-    from cellfeed._compiled import compiled, compiled_callback
+    from cellfeed._compiled import compiled
     from cellfeed._torch import HAS_TORCH, require_torch, torch
     from cellfeed.rows._minibatch import csr_tensor
 else:
     _MODULE_OF = {  # which import numba or PyTorch
         "compiled": "cellfeed._compiled",
-        "compiled_callback": "cellfeed._compiled",
         "HAS_TORCH": "cellfeed._torch",
         "require_torch": "cellfeed._torch",
         "torch": "cellfeed._torch",
@@ -65,7 +64,6 @@ __all__ = [
     "StateError",
     "ad",
     "compiled",
-    "compiled_callback",
     "csr_tensor",
     "one_line",
     "os_errors",

@@ -2,7 +2,6 @@
 
 from cellfeed.bytes._buffers import BufferPool
 from cellfeed.bytes._location import (
-    NO_OPTIONS,
     SCHEMES,
     Identity,
     LastingIdentity,
@@ -41,7 +40,6 @@ from cellfeed.bytes._tables import CachedTables, map_or_read
 
 __all__ = [
     "LOOK_UP_SECONDS",
-    "NO_OPTIONS",
     "SCHEMES",
     "Arrival",
     "BufferPool",

@@ -39,7 +39,7 @@ class StorageOptions:
     values: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
-NO_OPTIONS = StorageOptions()
+_NO_OPTIONS = StorageOptions()
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -64,7 +64,7 @@ class Location:
     """
 
     text: str
-    options: StorageOptions = field(default=NO_OPTIONS, repr=False, compare=False)
+    options: StorageOptions = field(default=_NO_OPTIONS, repr=False, compare=False)
 
     @classmethod
     def of(

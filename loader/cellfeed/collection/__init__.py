@@ -7,7 +7,7 @@ from cellfeed.collection._indexables import (
     in_memory,
     require_indexable,
 )
-from cellfeed.collection._join_elements import Genes, JoinVars, require_named, side_by_side
+from cellfeed.collection._join_elements import Genes, JoinVars, require_named
 from cellfeed.collection._join_obs import exact_numbers, join_column
 from cellfeed.collection._open_collection import located, open_collection, require_elements
 from cellfeed.collection._splits import Labels, Rows, count_divided, labels_of
@@ -31,5 +31,4 @@ __all__ = [
     "require_indexable",
     "require_named",
     "row_numbers",
-    "side_by_side",
 ]

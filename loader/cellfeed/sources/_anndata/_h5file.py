@@ -29,11 +29,9 @@ from cellfeed import decode
 from cellfeed._errors import CellfeedError, FormatError, PathError
 from cellfeed._lazy import ad, pd
 from cellfeed.bytes import (
-    NO_OPTIONS,
     ByteStore,
     LastingIdentity,
     Location,
-    StorageOptions,
     identity,
     lasting_identity,
     replaced,
@@ -398,14 +396,12 @@ class LocalH5File(H5File, ByteStore):
     ----------
     path
         The file.
-    options
-        Whether pages are dropped after each fetch.
     """
 
-    def __init__(self, path: Path, options: StorageOptions = NO_OPTIONS) -> None:
+    def __init__(self, path: Path) -> None:
         self._absolute = path.absolute()  # it stays the same file where the folder changes
         self._watched = WatchedFiles()
-        super().__init__(Location.of(path).with_options(options))
+        super().__init__(Location.of(path))
         self._opened_as: LastingIdentity | None = None  # the file as this process opened it
         self._linked = dict[Path, LocalH5File]()  # by absolute path
         self._handle: _Handle | None = None
@@ -508,7 +504,7 @@ class LocalH5File(H5File, ByteStore):
         path = self._absolute.parent / name
         if not path.is_file():  # HDF5 would wait for a pipe
             raise FormatError(f"{what}, which is no file; put back what it leads to")
-        return self._linked.setdefault(path, LocalH5File(path, self.location.options))
+        return self._linked.setdefault(path, LocalH5File(path))
 
     def read_oldest_frame(self, name: str) -> pd.DataFrame:
         """Read ``obs``, ``var`` or ``raw/var`` through anndata, which needs the whole file."""

@@ -291,7 +291,7 @@ def _files(location: Location) -> Sequence[AnnDataFile]:
         return [RemoteZarrStore(group) for group in anndata_groups(location)]
     if is_zarr(location.path):
         return [LocalZarrStore(group) for group in anndata_groups(location)]
-    return [LocalH5File(location.path, location.options)]
+    return [LocalH5File(location.path)]
 
 
 def _is_anndata(path: Path) -> bool:

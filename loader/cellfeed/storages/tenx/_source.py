@@ -274,7 +274,7 @@ def _file_at(where: str | os.PathLike[str], storage_options: Mapping[str, Any] |
     location = Location.of(where, storage_options)
     if location.path is None:
         return RemoteH5File(location)
-    return LocalH5File(location.path, location.options)
+    return LocalH5File(location.path)
 
 
 # Its files are HDF5, and are recognized by what is in them.
