@@ -64,8 +64,6 @@ if typing.TYPE_CHECKING:
     from cellfeed.storages.tokens import Span as Span
     from cellfeed.storages.tokens import TokenStream as TokenStream
     from cellfeed.storages.tokens import TokenStreamWriter as TokenStreamWriter
-    from cellfeed.verification import Verified as Verified
-    from cellfeed.verification import verify as verify
 
 # Lazy, since these need other packages; keep in step with the TYPE_CHECKING block above.
 _NAMES_OF = {
@@ -89,7 +87,6 @@ _NAMES_OF = {
     "storages.soma": "SomaSource",
     "storages.tenx": "TenxSource",
     "storages.tokens": "Span TokenStream TokenStreamWriter",
-    "verification": "Verified verify",
 }
 _MODULE_OF = {
     name: f"{__name__}.{module}" for module, names in _NAMES_OF.items() for name in names.split()

@@ -132,35 +132,6 @@ def preshuffle(
     )
 
 
-@main.command()
-@click.argument("paths", nargs=-1, required=True, metavar="STORE...")
-@click.pass_context
-def verify(context: click.Context, *, paths: tuple[str, ...]) -> None:
-    """Read everything of STORE..., .h5ad files or zarr stores, and name what is damaged.
-
-    The exit code is 0 if nothing is damaged, 1 if something is, and 2 for other errors.
-    """
-    from cellfeed import verify as read_everything  # noqa: PLC0415
-
-    start = time.perf_counter()
-    with ProgressLine() as line:
-        found = read_everything(
-            paths, on_progress=lambda n, total: line.show_share("Reading bytes", n, total)
-        )
-    for damage in found.damage:
-        click.echo(damage)
-    for store, names in found.without_checksums.items():
-        click.echo(
-            f"{store}: {len(names)} arrays have no checksum, so that only decompression and "
-            f"structure were checked: {', '.join(names)}"
-        )
-    click.echo(
-        f"{found.n_arrays} arrays, {format_bytes(found.n_bytes)}, "
-        f"{time.perf_counter() - start:.1f} s: {len(found.damage) or 'nothing'} damaged"
-    )
-    context.exit(1 if found.damage else 0)
-
-
 @main.command("load-database")
 @click.argument("paths", nargs=-1, required=True, metavar="COLLECTION...")
 @click.argument("url")

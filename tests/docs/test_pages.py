@@ -19,7 +19,7 @@ from tests.loader import extensions
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 MADE = {"_build", "api", "jupyter_execute"}
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def documents():

@@ -46,7 +46,6 @@ PUBLIC_MODULES = {
         "testing",
         "tokenizers",
         "transforms",
-        "verification",
     },
     "cellfeed_tuner": {"plots", "theory"},
 }

@@ -170,27 +170,6 @@ def hdf5_codec(dataset: h5py.Dataset) -> str:
     return ", ".join(names) or "none"
 
 
-def hdf5_has_checksums(dataset: h5py.Dataset) -> bool:
-    """Return whether each chunk of a dataset has a checksum: that of gzip, or Fletcher-32.
-
-    Texts of any length are not in its chunks.
-
-    Parameters
-    ----------
-    dataset
-        Any dataset.
-    """
-    places = [k for k, each in enumerate(_filters(dataset)) if each[0] in _CHECKSUMS]
-    if not places or dataset.dtype.hasobject or not dataset.size:
-        return False
-    listed = list_chunks(dataset, dataset.chunks, chunk_grid(dataset.shape, dataset.chunks))
-    masks = listed[listed[:, _ADDRESS] >= 0, _MASK]
-    return bool(np.any([masks >> k & 1 == 0 for k in places], axis=0).all())
-
-
-_CHECKSUMS = (h5z.FILTER_DEFLATE, h5z.FILTER_FLETCHER32)
-
-
 def _name(number: int, _flags: int, parameters: tuple[int, ...], name: bytes) -> str:
     """Return the name of a filter, and its compression level."""
     known = hdf5_filter(number)

@@ -244,21 +244,6 @@ def zarr_codec(metadata: Mapping[str, Any]) -> str:
     return ", ".join([*names, *([] if sharding is None else ["sharded"])])
 
 
-def zarr_has_checksums(metadata: Mapping[str, Any]) -> bool:
-    """Return whether each chunk of an array has a checksum, of any kind.
-
-    Parameters
-    ----------
-    metadata
-        Metadata of the array, as parsed JSON.
-    """
-    codecs, _ = _encoding(metadata)
-    return any(_short(name) in _CHECKSUMS or each.get("checksum") for name, each in codecs)
-
-
-_CHECKSUMS = {_CHECKSUM, "gzip", "zlib", "crc32", "adler32", "fletcher32", "jenkins_lookup3"}
-
-
 def _short(name: str) -> str:
     return name.removeprefix(_OF_NUMCODECS)
 

@@ -9,11 +9,10 @@ from cellfeed.sources._anndata._file import (
     damage_named,
     is_group,
     own_members,
-    text,
 )
 from cellfeed.sources._anndata._h5file import H5File, LocalH5File, RemoteH5File
 from cellfeed.sources._anndata._matrix import StoredCsr
-from cellfeed.sources._anndata._zarr import DATASETS, LocalZarrStore
+from cellfeed.sources._anndata._zarr import DATASETS
 from cellfeed.sources._in_memory import AnnDataObjectSource
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "FileSource",
     "H5File",
     "LocalH5File",
-    "LocalZarrStore",
     "RemoteH5File",
     "StoredCsr",
     "check_sizes",
@@ -33,5 +31,4 @@ __all__ = [
     "frames",
     "is_group",
     "own_members",
-    "text",
 ]

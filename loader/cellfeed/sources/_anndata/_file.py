@@ -204,10 +204,6 @@ class AnnDataFile(OpenedPerProcess):
         """Return the compression of an array, such as "gzip 4", "zstd, sharded" or "none"."""
 
     @abstractmethod
-    def has_checksums(self, name: str) -> bool:
-        """Return whether each chunk of an array has a checksum."""
-
-    @abstractmethod
     def slow_read(self, name: str) -> SlowRead | None:
         """Return why only the format's own library can read an array; None if cellfeed can."""
 

@@ -44,7 +44,6 @@ from cellfeed.decode._files import OpenFile
 from cellfeed.decode._hdf5 import (
     hdf5_array,
     hdf5_codec,
-    hdf5_has_checksums,
     hdf5_slow_read,
     hdf5_tables,
     longest_text,
@@ -196,10 +195,6 @@ class H5File(AnnDataFile):
     def codec(self, name: str) -> str:
         """Return the compression of an array, such as "gzip 4" or "none"."""
         return hdf5_codec(self.stored(name))
-
-    def has_checksums(self, name: str) -> bool:
-        """Return whether each chunk of an array has a checksum."""
-        return hdf5_has_checksums(self.stored(name))
 
     def slow_read(self, name: str) -> decode.SlowRead | None:
         """Return why only HDF5 can read an array; None if cellfeed can."""

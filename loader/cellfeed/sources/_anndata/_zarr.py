@@ -37,7 +37,6 @@ from cellfeed.decode._zarr import (
     ZarrLayout,
     zarr_array,
     zarr_codec,
-    zarr_has_checksums,
     zarr_layout,
 )
 from cellfeed.sources._anndata._file import AnnDataFile, damage_named, other_format_of
@@ -255,10 +254,6 @@ class ZarrStore(AnnDataFile):
     def codec(self, name: str) -> str:
         """Return the compression of an array, such as "blosc", "zstd, sharded" or "none"."""
         return zarr_codec(self.stored(name).metadata.to_dict())
-
-    def has_checksums(self, name: str) -> bool:
-        """Return whether each chunk of an array has a checksum."""
-        return zarr_has_checksums(self.stored(name).metadata.to_dict())
 
     def slow_read(self, name: str) -> decode.SlowRead | None:
         """Return why only zarr can read an array; None if cellfeed can."""
