@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -235,69 +235,51 @@ _OTHER_GENE = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Columns:
-    """The two columns that contain cells, and their genes.
+class ArrowLists(FlatCsr):
+    """Lists that compiled threads read, from files or memory.
 
     Parameters
     ----------
-    location
-        For messages.
+    table
+        The rows.
     lists
         Names of the columns with the two lists: genes, and values.
+    dtype
+        Dtype of the values.
     genes
         The genes.
     n_markers
         Number of elements at the beginning of each cell's lists that are not genes.
     """
 
-    location: Location
-    lists: tuple[str, str]
-    genes: ListedGenes
-    n_markers: int
-
-    @property
-    def n_stored(self) -> int:
-        """Upper bound of gene numbers, exclusive."""
-        return self.genes.columns.size - 1
-
-
-class ArrowLists(FlatCsr):
-    """Lists that compiled threads read, from files or memory.
-
-    Parameters
-    ----------
-    columns
-        The columns of the table.
-    table
-        The rows.
-    dtype
-        Dtype of the values.
-    shape
-        Number of cells and of genes.
-    """
-
     def __init__(
-        self, columns: Columns, table: ArrowTable, dtype: np.dtype[Any], shape: tuple[int, int]
+        self,
+        table: ArrowTable,
+        lists: tuple[str, str],
+        dtype: np.dtype[Any],
+        genes: ListedGenes,
+        n_markers: int,
     ) -> None:
-        super().__init__(table.files, shape, dtype)
-        self._columns, self._table = columns, table
-        self.column_names = columns.genes.names
+        self.row_order, self.column_names = table.row_order, genes.names
+        n_rows = len(table()) if self.row_order is None else self.row_order.size
+        super().__init__(table.files, (n_rows, genes.n_vars), dtype)
+        self._table, self._columns, self._n_markers = table, lists, n_markers
+        self._n_stored = genes.columns.size - 1  # upper bound of gene numbers, exclusive
 
     def stored_bytes(self) -> int:
         """Return the size in bytes of lists and their offsets."""
-        return int(self._table().select(self._columns.lists).nbytes)
+        return int(self._table().select(self._columns).nbytes)
 
     def _find(self) -> CsrChunks:
         self._table.check_unchanged()
-        batches = self._table().select(self._columns.lists).to_batches()
+        batches = self._table().select(self._columns).to_batches()
         found = [self._lists(batch) for batch in batches if batch.num_rows]
         lengths = np.concatenate([np.zeros(0, np.int64), *(each for each, _ in found)])
         pointer = np.append(0, np.cumsum(lengths))
         first_rows = np.cumsum([0, *(each.size for each, _ in found)])[:-1]
         sizes = np.array([genes.size for _, (genes, _) in found], np.int64)
         arrays, skipped = [], np.zeros(0, np.int64)
-        for column, name in enumerate(self._columns.lists):
+        for column, name in enumerate(self._columns):
             contents = [each[column] for _, each in found]
             dtype = contents[0].dtype if contents else np.dtype(np.int32)
             store, files, offsets = self._table.store_of(contents)
@@ -306,17 +288,17 @@ class ArrowLists(FlatCsr):
             arrays.append(pieced_array(name, pieces, dtype, store))
         arrays[0] = replace(arrays[0], bad_index=_OTHER_GENE)
         rows = RowPieces(first_rows, skipped)
-        n_stored, n_markers = self._columns.n_stored, self._columns.n_markers
         self._table.check_unchanged()
-        return CsrChunks(pointer, arrays[0], arrays[1], n_stored, rows, n_markers)
+        genes, values = arrays
+        return CsrChunks(pointer, genes, values, self._n_stored, rows, self._n_markers)
 
     def _lists(self, batch: Any) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
         """Return the lengths of the lists of a `pyarrow.RecordBatch`, and the values of both."""
         lengths, contents = list[NDArray[np.int64]](), list[NDArray[Any]]()
-        location = self._columns.location
+        location = self._table.location
         with failures_named(f"{location}: its lists are damaged", "copy it again", (ValueError,)):
             batch.validate()
-        for column, name in zip(batch.columns, self._columns.lists, strict=True):
+        for column, name in zip(batch.columns, self._columns, strict=True):
             offsets = column.offsets.to_numpy().astype(np.int64)
             lengths.append(np.diff(offsets))
             if offsets[0] < 0 or lengths[-1].min() < 0 or offsets[-1] > len(column.values):
@@ -329,7 +311,7 @@ class ArrowLists(FlatCsr):
             contents.append(values.to_numpy())
         if not np.array_equal(lengths[0], lengths[1]):
             msg = "columns {!r} and {!r}: the lists of a cell differ in length"
-            msg = f"{location}: {msg.format(*self._columns.lists)}"
+            msg = f"{location}: {msg.format(*self._columns)}"
             raise FormatError(f"{msg}; give columns that belong together")
         return lengths[0], contents
 
@@ -419,12 +401,8 @@ class HuggingFaceSource(Source):
         else:
             n_vars = self._largest() + 1 if n_vars is None else require_positive("n_vars", n_vars)
             known = ListedGenes.in_order(n_vars)
-        columns = Columns(self.location, self._lists, known, n_markers)
-        order = self._table.row_order
-        shape = len(self._table()) if order is None else order.size, known.n_vars
-        element = ArrowLists(columns, self._table, dtypes[1], shape)
-        element.row_order = order
-        rows = digest_of_array(order), self._table.fingerprint
+        element = ArrowLists(self._table, self._lists, dtypes[1], known, n_markers)
+        rows = digest_of_array(element.row_order), self._table.fingerprint
         self._selection = repr((self._lists, n_vars, n_markers, rows))
         if gene_table is not None:
             stored = known.columns[:-1]
