@@ -34,10 +34,7 @@ def main() -> None:
 @click.option("--seed", default=0, show_default=True, help="Seed of the random content.")
 @click.option("--genes", default=62_710, show_default=True, help="Number of genes.")
 @click.option("--plates", default=14, show_default=True, help="Number of plates, one file each.")
-@click.option("--overwrite", is_flag=True, help="Replace all plates in FOLDER.")
-def synthesize(
-    *, folder: str, cells: int, seed: int, genes: int, plates: int, overwrite: bool
-) -> None:
+def synthesize(*, folder: str, cells: int, seed: int, genes: int, plates: int) -> None:
     """Write a collection that resembles Tahoe-100M into FOLDER."""
     from cellfeed import synthetic  # noqa: PLC0415
 
@@ -49,7 +46,6 @@ def synthesize(
             seed=seed,
             n_genes=genes,
             n_plates=plates,
-            overwrite=overwrite,
             on_progress=lambda n_written: line.show_share("Writing cells", n_written, cells),
         )
     size = format_bytes(sum(path.stat().st_size for path in paths))

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from cellfeed.bytes import writable_path
 from cellfeed.console import format_bytes
-from cellfeed.extending import ParameterError, require_positive, usable_cpu_count
-from cellfeed.synthetic._plates import Experiment, ExpressionModel, write_plates
+from cellfeed.extending import ParameterError
+from cellfeed.synthetic._plates import Experiment, typical_nonzeros, write_plates
 
 __all__ = ["plate_sizes", "write_tahoe_like"]
 
@@ -35,9 +35,7 @@ def write_tahoe_like(
     n_plates: int = 14,
     n_cell_lines: int = 50,
     n_drugs: int = 380,
-    overwrite: bool = False,
     on_progress: Callable[[int], None] | None = None,
-    num_threads: int | None = None,
 ) -> list[Path]:
     """Write a collection that resembles Tahoe-100M, one h5ad file per plate.
 
@@ -57,21 +55,15 @@ def write_tahoe_like(
         between 4.7 % and 10.4 %, with an entropy of 3.78 bits; with any other number, the shares
         are equal.
     seed
-        The same seed and parameters give the same content, whatever ``num_threads``, with the same
-        version of NumPy.
+        The same seed and parameters give the same content, with the same version of NumPy.
     n_genes
         Number of genes, the same in all files. A cell has about 2,230 non-zero counts with the
         default, and fewer if there are fewer genes.
     n_plates, n_cell_lines, n_drugs
         Sizes of the experiment; each drug is given at 0.05, 0.5 and 5 micromolar.
-    overwrite
-        Whether to remove every ``plate*.h5ad`` in ``folder`` first, and write all plates again.
     on_progress
         Called from time to time with the number of cells written so far, and finally with
         ``n_cells``. Not called if nothing needs to be written.
-    num_threads
-        Number of plates that are written concurrently; by default, the number of CPUs available to
-        this process.
 
     Returns
     -------
@@ -112,43 +104,31 @@ def write_tahoe_like(
         n_cell_lines=n_cell_lines,
         n_drugs=n_drugs,
     )
-    if num_threads is not None:
-        require_positive("num_threads", num_threads)
     folder = writable_path(folder)
     paths = [folder / f"{name}.h5ad" for name in experiment.plate_names]
     manifest = folder / _MANIFEST
     description = json.dumps({"generator": _GENERATOR, **asdict(experiment)}, indent=2, default=int)
     is_claimed = manifest.exists() and manifest.read_bytes() == description.encode()
     # Readers of plate*.h5ad would take any other plate for part of this collection.
-    outdated = sorted(folder.glob("plate*.h5ad")) if overwrite or not is_claimed else []
-    if outdated and not overwrite:
-        msg = f"`{folder}` contains another collection, with `{outdated[0].name}`"
-        raise ParameterError(f"{msg}; choose another folder, or overwrite it")
-    missing = {
-        plate: path for plate, path in enumerate(paths) if path in outdated or not path.exists()
-    }
-    n_missing = int(experiment.cells_per_plate()[list(missing)].sum())
-    model: ExpressionModel | None = None
-    if missing:  # before anything is written or removed; a full disk can crash HDF5
-        existing = next(each for each in (folder, *folder.parents) if each.exists())
-        free = shutil.disk_usage(existing).free + sum(each.stat().st_size for each in outdated)
-        needed = len(missing) * (100_000 + 40 * n_genes) + 60 * n_missing
-        if needed <= free:  # otherwise a model of so many genes may not fit in memory
-            model = ExpressionModel(experiment)
-            needed += round(2.5 * model.expected_nonzeros(n_missing))
-        if needed > free:
-            msg = f"about {format_bytes(needed)} are needed, but {format_bytes(free)} are free"
-            raise OSError(errno.ENOSPC, msg, str(folder))
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for plate in outdated:
-        plate.unlink()
-    if not is_claimed:
+    others = [] if is_claimed else sorted(folder.glob("plate*.h5ad"))
+    if others:
+        msg = f"`{folder}` contains another collection, with `{others[0].name}`"
+        raise ParameterError(f"{msg}; choose another folder, or remove its plates")
+    missing = {plate: path for plate, path in enumerate(paths) if not path.exists()}
+    n_there = n_cells - int(experiment.cells_per_plate()[list(missing)].sum())
+    # Before anything is written: a full disk can crash HDF5.
+    needed = len(missing) * (100_000 + 40 * n_genes) + (n_cells - n_there) * (
+        60 + round(2.5 * typical_nonzeros(n_genes))
+    )
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    if needed > (free := shutil.disk_usage(existing).free):
+        msg = f"about {format_bytes(needed)} are needed, but {format_bytes(free)} are free"
+        raise OSError(errno.ENOSPC, msg, str(folder))
+    if missing:
+        folder.mkdir(parents=True, exist_ok=True)
         manifest.write_text(description)
-    if model is not None:
         tell = on_progress or (lambda _: None)
-        num_threads = min(num_threads or usable_cpu_count(), len(missing))
-        write_plates(model, missing, lambda n: tell(n_cells - n_missing + n), num_threads)
+        write_plates(experiment, missing, lambda n: tell(n_there + n))
     return paths
 
 

@@ -9,8 +9,8 @@ still has all its wells and all cell lines.
 import math
 import threading
 import zlib
-from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,14 @@ from h5py._objects import phil  # the lock that all of h5py takes: HDF5 is not t
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from cellfeed.extending import ParameterError, os_errors, require_positive, require_seed
+from cellfeed.bytes import cancellable_threads, is_cancelled
+from cellfeed.extending import (
+    ParameterError,
+    os_errors,
+    require_positive,
+    require_seed,
+    usable_cpu_count,
+)
 
 # Purposes of independent random streams, so that plates can be written in any order and by any
 # process. The numbers determine the output.
@@ -171,6 +178,11 @@ _PLATE_STRENGTH = 0.1
 
 _SHIFTED_SHARE = 0.04  # fraction of genes shifted by each effect
 _MAX_SHIFT = 2.0  # in standard deviations; otherwise one gene could dominate a cell
+
+
+def typical_nonzeros(n_genes: int) -> float:
+    """Return about how many non-zeros a cell has."""
+    return min(n_genes, 2_230 * math.sqrt(n_genes / _FULL_GENES))
 
 
 class ExpressionModel:
@@ -335,42 +347,6 @@ class GrowingArray:
         self._written = end
 
 
-def _write_matrix(
-    group: h5py.Group,
-    model: ExpressionModel,
-    plate: int,
-    conditions: pd.DataFrame,
-    n_umis: NDArray[np.int64],
-    rng: np.random.Generator,
-    on_written: Callable[[int], None],
-) -> None:
-    """Write the counts of the cells of a plate."""
-    shape = np.array([n_umis.size, model.experiment.n_genes])
-    attributes = {"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": shape}
-    group.attrs.update(attributes)
-    expected = model.expected_nonzeros(n_umis.size)
-    indices = GrowingArray(group, "indices", np.int32, expected)
-    data = GrowingArray(group, "data", np.float32, expected)
-    indptr, n_nonzeros = [np.zeros(1, np.int64)], 0
-    untreated, stop = model.untreated(plate), 0
-    for drug, dosage, cell_line, n_cells in conditions.itertuples(index=False, name=None):
-        cumulative = model.cumulative(untreated, cell_line=cell_line, drug=drug, dosage=dosage)
-        start, stop = stop, stop + n_cells
-        for first in range(start, stop, _CELLS_PER_WRITE):
-            batch = n_umis[first : min(first + _CELLS_PER_WRITE, stop)]
-            genes, counts, row_ends = _draw_counts(rng, cumulative, batch)
-            indices.append(genes)
-            data.append(counts)
-            indptr.append(n_nonzeros + row_ends)
-            n_nonzeros += genes.size
-            on_written(batch.size)
-    indices.finish()
-    data.finish()
-    dtype = np.int32 if n_nonzeros <= _INT32_MAX else np.int64
-    pointers = np.concatenate(indptr).astype(dtype)
-    group.create_dataset("indptr", data=pointers, maxshape=(None,), **_GZIP)
-
-
 # Libraries that anndata uses change the list of warning filters, which all threads share.
 _anndata_lock = threading.Lock()
 
@@ -383,20 +359,50 @@ def _write_plate(
     conditions = experiment.layout(plate)
     rng = _random(experiment.seed, _COUNTS, plate)
     n_umis = model.draw_n_umis(rng, int(conditions["n_cells"].sum()))
+    var = pd.DataFrame(index=[f"gene{gene:05d}" for gene in range(experiment.n_genes)])
+    obs = _obs(experiment.plate_names[plate], conditions, n_umis)
     unfinished = path.with_name(path.name + ".part")
     try:
         with os_errors(path):
             # anndata writes everything except the matrix, which would have to fit in memory.
             with _anndata_lock:
-                var = pd.DataFrame(index=[f"gene{gene:05d}" for gene in range(experiment.n_genes)])
-                obs = _obs(experiment.plate_names[plate], conditions, n_umis)
                 AnnData(obs=obs, var=var).write_h5ad(unfinished, compression="gzip")
             with h5py.File(unfinished, "r+") as file:
                 group = file.create_group("X")
-                _write_matrix(group, model, plate, conditions, n_umis, rng, on_written)
+                group.attrs["encoding-type"] = "csr_matrix"
+                group.attrs["encoding-version"] = "0.1.0"
+                group.attrs["shape"] = np.array([n_umis.size, experiment.n_genes])
+                expected = model.expected_nonzeros(n_umis.size)
+                indices = GrowingArray(group, "indices", np.int32, expected)
+                data = GrowingArray(group, "data", np.float32, expected)
+                indptr, n_nonzeros = [np.zeros(1, np.int64)], 0
+                for cumulative, batch in _batches(model, plate, conditions, n_umis):
+                    genes, counts, row_ends = _draw_counts(rng, cumulative, batch)
+                    indices.append(genes)
+                    data.append(counts)
+                    indptr.append(n_nonzeros + row_ends)
+                    n_nonzeros += genes.size
+                    on_written(batch.size)
+                indices.finish()
+                data.finish()
+                dtype = np.int32 if n_nonzeros <= _INT32_MAX else np.int64
+                pointers = np.concatenate(indptr).astype(dtype)
+                group.create_dataset("indptr", data=pointers, maxshape=(None,), **_GZIP)
             unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _batches(
+    model: ExpressionModel, plate: int, conditions: pd.DataFrame, n_umis: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
+    """Yield the cumulative distribution over genes, and the UMIs, of some cells after others."""
+    untreated, stop = model.untreated(plate), 0
+    for drug, dosage, cell_line, n_cells in conditions.itertuples(index=False, name=None):
+        cumulative = model.cumulative(untreated, cell_line=cell_line, drug=drug, dosage=dosage)
+        start, stop = stop, stop + n_cells
+        for first in range(start, stop, _CELLS_PER_WRITE):
+            yield cumulative, n_umis[first : min(first + _CELLS_PER_WRITE, stop)]
 
 
 def _obs(plate_name: str, conditions: pd.DataFrame, n_umis: NDArray[np.int64]) -> pd.DataFrame:
@@ -433,43 +439,34 @@ _POLL_SECONDS = 0.2
 
 
 def write_plates(
-    model: ExpressionModel,
-    paths: Mapping[int, Path],
-    on_progress: Callable[[int], None],
-    num_threads: int,
+    experiment: Experiment, paths: Mapping[int, Path], on_progress: Callable[[int], None]
 ) -> None:
     """Write plates; if one fails, or the caller is interrupted, stop them all.
 
     Parameters
     ----------
-    model
-        The expression in the collection.
+    experiment
+        The collection.
     paths
-        Path of each plate, by its number.
+        Path of each plate, by its number, at least one.
     on_progress
         Called in the calling thread, with the number of cells written so far.
-    num_threads
-        Number of plates that are written concurrently.
     """
-    stopped = threading.Event()
-    n_written = dict.fromkeys(paths, 0)
+    model, n_written = ExpressionModel(experiment), dict.fromkeys(paths, 0)
 
     def write(plate: int, path: Path) -> None:
         def count(n_cells: int) -> None:
-            if stopped.is_set():
+            if is_cancelled():
                 raise CancelledError
             n_written[plate] += n_cells
 
         _write_plate(model, plate, path, count)
 
-    with ThreadPoolExecutor(num_threads) as pool:
-        pending = {pool.submit(write, *each) for each in paths.items()}
-        try:
-            while pending:
-                done, pending = wait(pending, _POLL_SECONDS, FIRST_EXCEPTION)
-                for future in done:
-                    future.result()
-                on_progress(sum(n_written.values()))
-        finally:
-            stopped.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+    num_threads = min(usable_cpu_count(), len(paths))
+    with cancellable_threads(num_threads, "cellfeed-synthetic") as threads:
+        pending = {threads.submit(write, *each) for each in paths.items()}
+        while pending:
+            done, pending = wait(pending, _POLL_SECONDS, FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+            on_progress(sum(n_written.values()))

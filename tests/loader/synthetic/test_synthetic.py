@@ -208,9 +208,11 @@ def _nearest_centroid_accuracy(expression, codes, test):
 
 
 class TestRepetition:
-    def test_bytes_do_not_depend_on_threads(self, tmp_path):
-        one = write_tahoe_like(tmp_path / "one", **TINY, num_threads=1)
-        three = write_tahoe_like(tmp_path / "three", **TINY, num_threads=3)
+    def test_bytes_do_not_depend_on_threads(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(_synthetic, "usable_cpu_count", lambda: 1)
+        one = write_tahoe_like(tmp_path / "one", **TINY)
+        monkeypatch.setattr(_synthetic, "usable_cpu_count", lambda: 3)
+        three = write_tahoe_like(tmp_path / "three", **TINY)
         for path, other in zip(one, three, strict=True):
             assert path.read_bytes() == other.read_bytes()
 
@@ -239,12 +241,13 @@ class TestRepetition:
         assert sorted(tmp_path.iterdir()) == [tmp_path / "collection.json", first, second, third]
 
     @pytest.mark.parametrize("num_threads", [1, 3])
-    def test_a_run_that_fails_leaves_no_half_files(self, tmp_path, num_threads):
+    def test_a_run_that_fails_leaves_no_half_files(self, tmp_path, monkeypatch, num_threads):
         def fail(n_written):
             raise KeyboardInterrupt
 
+        monkeypatch.setattr(_synthetic, "usable_cpu_count", lambda: num_threads)
         with pytest.raises(KeyboardInterrupt):
-            write_tahoe_like(tmp_path, **TINY, on_progress=fail, num_threads=num_threads)
+            write_tahoe_like(tmp_path, **TINY, on_progress=fail)
         assert not list(tmp_path.glob("*.part"))
 
     @pytest.mark.parametrize("num_threads", [1, 3])
@@ -253,8 +256,9 @@ class TestRepetition:
             raise OSError(errno.ENOSPC, "file write failed: what HDF5 says about it at length")
 
         monkeypatch.setattr(_synthetic.GrowingArray, "append", fail)
+        monkeypatch.setattr(_synthetic, "usable_cpu_count", lambda: num_threads)
         with pytest.raises(OSError, match=r"No space left on device.*plate0\d\.h5ad'"):
-            write_tahoe_like(tmp_path, **TINY, num_threads=num_threads)
+            write_tahoe_like(tmp_path, **TINY)
         assert [path.name for path in tmp_path.iterdir()] == ["collection.json"]
 
     def test_a_disk_that_is_too_small(self, tmp_path, monkeypatch):
@@ -278,27 +282,13 @@ class TestRepetition:
 class TestOtherCollection:
     def test_is_not_mixed(self, tmp_path):
         write_tahoe_like(tmp_path, **TINY)
-        with pytest.raises(ParameterError, match=r"contains another collection.*overwrite"):
+        with pytest.raises(ParameterError, match=r"contains another collection.*remove its plates"):
             write_tahoe_like(tmp_path, **TINY, seed=1)
 
     def test_is_not_mixed_with_files_of_unknown_origin(self, tmp_path):
         (tmp_path / "plate07.h5ad").touch()
         with pytest.raises(ParameterError, match=r"plate07\.h5ad"):
             write_tahoe_like(tmp_path, **TINY)
-
-    def test_is_replaced_on_request(self, tmp_path):
-        write_tahoe_like(tmp_path, **TINY)
-        paths = write_tahoe_like(tmp_path, **(TINY | {"n_plates": 2}), overwrite=True)
-        assert sorted(tmp_path.glob("*.h5ad")) == paths
-        assert json.loads((tmp_path / "collection.json").read_text())["n_plates"] == 2
-
-    def test_is_not_removed_if_the_disk_is_too_small(self, tmp_path, monkeypatch):
-        write_tahoe_like(tmp_path, **TINY)
-        before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000))
-        with pytest.raises(OSError, match="are needed"):
-            write_tahoe_like(tmp_path, **(TINY | {"n_genes": 100_000}), overwrite=True)
-        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
     def test_is_replaced_whatever_its_record(self, tmp_path):
         (tmp_path / "collection.json").write_bytes(b"\xff not UTF-8")
@@ -317,7 +307,6 @@ class TestOtherCollection:
         ("n_cell_lines", 0),
         ("n_drugs", 2.5),
         ("seed", -1),
-        ("num_threads", 0),
     ],
 )
 def test_bad_parameters_name_the_value(tmp_path, parameter, value):
