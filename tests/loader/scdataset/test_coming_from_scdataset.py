@@ -13,9 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from cellfeed import (
     BlockShuffling,
     CellDataset,
-    ParameterError,
     Streaming,
-    sampling,
     scdataset,
 )
 from cellfeed.scdataset import MultiIndexable
@@ -64,9 +62,16 @@ def test_parameters_have_their_names_order_and_defaults(name):
     assert [each for each in here if each in PARAMETERS[name]] == list(PARAMETERS[name])
 
 
-@pytest.mark.parametrize("name", ["estimate_sample_size", "suggest_parameters"])
-def test_what_is_measured_instead_is_said(name):
-    with pytest.raises(ImportError, match=rf"has no `{name}`, .*: run `autotune`$"):
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("estimate_sample_size", "autotune"),
+        ("suggest_parameters", "autotune"),
+        ("bionemo_to_tensor", "open_collection"),
+    ],
+)
+def test_what_to_use_instead_is_said(name, instead):
+    with pytest.raises(ImportError, match=rf"has no `{name}`, .*{instead}"):
         getattr(scdataset, name)
     assert not hasattr(scdataset, "other")
 
@@ -229,72 +234,3 @@ class TestAfterOneChangedImport:
         assert dataset.collection is data
         assert dataset.sort_before_fetch
         assert sorted(rows_in(dataset)) == [*range(N)]
-
-    @pytest.mark.parametrize(
-        ("strategy", "n"),
-        [
-            (scdataset.Streaming(), N),
-            (scdataset.Streaming([3, 5]), 2),
-            (scdataset.BlockShuffling(7), N),
-            (scdataset.BlockShuffling(7, drop_last=True), N - N % 7),
-            (scdataset.BlockWeightedSampling(weights=np.arange(N), total_size=90), 90),
-            (scdataset.ClassBalancedSampling(np.arange(N) % 3), N),
-        ],
-    )
-    def test_strategies_have_its_methods(self, data, strategy, n):
-        assert isinstance(strategy, scdataset.SamplingStrategy)
-        rows = strategy.get_indices(data, seed=1)
-        assert strategy.get_len(data) == rows.size == n
-        assert np.array_equal(rows, strategy.get_indices(data, seed=1))
-        drawn, again = (strategy.get_indices(data, rng=np.random.default_rng(2)) for _ in "ab")
-        assert np.array_equal(drawn, again)
-        is_random = not isinstance(strategy, scdataset.Streaming)
-        assert np.array_equal(drawn, rows) is not is_random
-        assert strategy.get_indices(data).size == n
-        visited = rows_in(scdataset.scDataset(data, strategy, 50, seed=0))
-        if not isinstance(strategy, sampling.BlockWeightedSampling):
-            assert visited.size == n
-
-    def test_weights_sum_to_one(self):
-        weighted = scdataset.BlockWeightedSampling(weights=[1, 1, 2])
-        assert np.asarray(weighted.weights).tolist() == [0.25, 0.25, 0.5]
-        balanced = scdataset.ClassBalancedSampling(np.array(["a", "a", "b", None]))
-        assert np.asarray(balanced.weights).tolist() == [0.25, 0.25, 0.5, 0]
-
-    @pytest.mark.parametrize("num_workers", IN_PROCESS_AND_WITH_WORKERS)
-    def test_a_strategy_of_ones_own(self, data, num_workers):
-        dataset = scdataset.scDataset(data, OwnStrategy(np.arange(0, N, 2)), 16, 2, seed=0)
-        loader = dataset.loader(num_workers=num_workers)
-        first, second = (rows_in(map(np.asarray, loader)).tolist() for _ in "ab")
-        assert sorted(first) == sorted(second) == [*range(0, N, 2)]
-        assert first != second
-        iterator = iter(loader)
-        begun = [np.asarray(next(iterator)) for _ in range(3)]
-        resumed = scdataset.scDataset(data, OwnStrategy(np.arange(0, N, 2)), 16, 2, seed=0)
-        resumed_loader = resumed.loader(num_workers=num_workers)
-        resumed_loader.load_state_dict(loader.state_dict())
-        both = rows_in([*begun, *map(np.asarray, resumed_loader)])
-        assert sorted(both) == [*range(0, N, 2)]
-
-    def test_wrong_indices_are_refused(self, data):
-        class Wrong(OwnStrategy):
-            def get_indices(self, data_collection, seed=None, rng=None):
-                return np.arange(len(data_collection)) + 1
-
-        with pytest.raises(ParameterError, match=r"`Wrong.get_indices` must return 400 rows"):
-            list(scdataset.scDataset(data, Wrong(), 16))
-
-
-class OwnStrategy(scdataset.SamplingStrategy):
-    """As one writes it for scDataset."""
-
-    def __init__(self, indices=None):
-        super().__init__(indices)
-        self._shuffle_before_yield = True
-
-    def get_len(self, data_collection):
-        return len(data_collection) if self._indices is None else len(self._indices)
-
-    def get_indices(self, data_collection, seed=None, rng=None):
-        rows = np.arange(len(data_collection)) if self._indices is None else self._indices
-        return self._get_rng(seed, rng).permutation(rows)
