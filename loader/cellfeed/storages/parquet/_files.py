@@ -462,56 +462,34 @@ def _join_parts(name: str, parts: Sequence[Any], where: Sequence[str]) -> Any:
     """
     import pyarrow as pa  # noqa: PLC0415 - optional
 
-    known = [k for k, part in enumerate(parts) if kind(part.type) != MISSING]
-    types = dict.fromkeys(parts[k].type for k in known)
+    kinds = [kind(part.type) for part in parts]
+    known = [k for k, each in enumerate(kinds) if each != MISSING]
     for k in known:
-        found, wanted = parts[k].type, next(iter(types))
-        fits = kind(found) == kind(wanted)
-        if kind(found) not in ("numbers", "text"):
-            fits = found == wanted
-        if not fits:
-            msg = f"{where[k]}: column {name!r} is of type {values_of(found)}, but of type"
-            msg += f" {values_of(wanted)} in {where[known[0]]}"
-            raise MismatchError(f"{msg}; write the same kind to all files")
-    joint = _joint([*types])
+        types = parts[k].type, parts[known[0]].type
+        if kinds[k] != kinds[known[0]] or (kinds[k] not in _JOINED and types[0] != types[1]):
+            shown = [*map(values_of, types)]
+            msg = f"{where[k]}: column {name!r} is of type {shown[0]}, but of type {shown[1]} in"
+            raise MismatchError(f"{msg} {where[known[0]]}; write the same kind to all files")
+    if "text" in kinds and len({part.type for part in parts}) > 1:
+        parts = [_as_text(part) for part in parts]
+    schemas = [pa.schema([(name, part.type)]) for part in parts]
+    joint = pa.unify_schemas(schemas, promote_options="permissive").field(name).type
     chunks = list[Any]()
     for part, file in zip(parts, where, strict=True):
-        if kind(part.type) == MISSING:
-            chunks.append(pa.nulls(len(part), joint))
-        elif part.type == joint:
-            chunks += part.chunks
-        elif kind(joint) == "text":
-            chunks += [_as_text(chunk, joint) for chunk in part.chunks]
-        else:
-            try:
-                chunks += part.cast(joint).chunks
-            except pa.ArrowInvalid as error:
-                msg = f"{file}: column {name!r} has values that {joint}, the common type of the"
-                msg = f"{msg} files, cannot hold ({first_line(error)})"
-                raise ColumnError(f"{msg}; write it as text") from error
+        try:
+            chunks += part.cast(joint).chunks
+        except pa.ArrowInvalid as error:
+            msg = f"{file}: column {name!r} has values that {joint}, the common type of the files,"
+            msg = f"{msg} cannot hold ({first_line(error)})"
+            raise ColumnError(f"{msg}; write it as text") from error
     return pa.chunked_array(chunks, joint)
 
 
-def _joint(types: Sequence[Any]) -> Any:
-    """Return a type of the same kind as all of some, of one kind."""
+_JOINED = ("numbers", "text")  # kinds of columns whose types may differ between files
+
+
+def _as_text(part: Any) -> Any:
+    """Return text, a dictionary or not, as a dictionary of one type."""
     import pyarrow as pa  # noqa: PLC0415 - optional
 
-    if len(types) == 1:
-        return types[0]
-    if not types or kind(types[0]) == "text":
-        return pa.dictionary(pa.int32(), pa.large_string())
-    dtypes = [np.dtype(each.to_pandas_dtype()) for each in types]
-    dtype = np.result_type(*dtypes)
-    if dtype.kind == "f" and all(each.kind in "iu" for each in dtypes):
-        dtype = np.dtype(np.int64)  # of uint64 and others, as `Collection` joins them
-    return pa.from_numpy_dtype(dtype)
-
-
-def _as_text(chunk: Any, joint: Any) -> Any:
-    """Return text, a dictionary or not, as a dictionary of some type."""
-    import pyarrow as pa  # noqa: PLC0415 - optional
-
-    if not hasattr(chunk, "dictionary"):
-        chunk = chunk.dictionary_encode()
-    indices = chunk.indices.cast(joint.index_type)
-    return pa.DictionaryArray.from_arrays(indices, chunk.dictionary.cast(joint.value_type))
+    return part.cast(values_of(part.type)).cast(pa.large_string()).dictionary_encode()
