@@ -176,7 +176,7 @@ def _saved_files(folder: Location) -> tuple[list[str], str]:
     """Return the names of the files in a folder, and its fingerprint."""
     path = Path(folder)
     if (path / _SPLITS).is_file():
-        splits = _listed(
+        splits = _stated(
             folder, _SPLITS, "splits", lambda found: [str(path / each) for each in found["splits"]]
         )
         raise ParameterError(f"{folder}: has several splits; give one of: {', '.join(splits)}")
@@ -185,22 +185,20 @@ def _saved_files(folder: Location) -> tuple[list[str], str]:
             raise PathError(f"{folder}: there is no such folder; check the path")
         msg = f"{folder}: has no {_STATE}, which `Dataset.save_to_disk` writes"
         raise FormatError(f"{msg}; give the folder that it wrote")
-    *names, fingerprint = _listed(
+    names: list[str] = _stated(
         folder,
         _STATE,
         "files",
-        lambda found: [
-            *(str(path / each["filename"])[len(str(path)) + 1 :] for each in found["_data_files"]),
-            str(found.get("_fingerprint")),
-        ],
+        lambda found: [os.fspath(e["filename"]) for e in found["_data_files"]],
     )
     if not names:
         raise FormatError(f"{folder}: has no cells; give a folder that has some")
-    return names, fingerprint
+    fingerprint = _stated(folder, _STATE, "fingerprint", lambda found: found.get("_fingerprint"))
+    return names, str(fingerprint)
 
 
-def _listed(folder: Location, name: str, what: str, pick: Callable[[Any], list[str]]) -> list[str]:
-    """Return a list in a JSON file of a folder."""
+def _stated(folder: Location, name: str, what: str, pick: Callable[[Any], Any]) -> Any:
+    """Return what a JSON file of a folder states."""
     try:
         return pick(json.loads(Path(folder, name).read_text()))
     except (ValueError, KeyError, TypeError) as error:
