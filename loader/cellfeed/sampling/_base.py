@@ -314,15 +314,6 @@ def sorted_indices(indices: ArrayLike | None) -> NDArray[np.int64] | None:
     return rows
 
 
-def sorted_with(indices: ArrayLike | None, values: NDArray[Any]) -> NDArray[Any]:
-    """Return values in the order of `sorted_indices` if there is one for each index."""
-    given = None if indices is None else np.asarray(indices)
-    if given is None or given.shape != values.shape or not np.any(given[1:] < given[:-1]):
-        return values
-    in_order: NDArray[Any] = values[np.argsort(given, kind="stable")]
-    return in_order
-
-
 def n_available(indices: ArrayLike | None, n_rows: int) -> int:
     """Return how many rows may be visited.
 

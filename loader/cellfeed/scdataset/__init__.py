@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed import sampling
+from cellfeed import sampling, strategies
 from cellfeed.collection import count_indexable_rows
 from cellfeed.extending import ParameterError, require_seed, require_torch
 from cellfeed.sampling import sorted_indices
@@ -193,7 +193,7 @@ class BlockShuffling(_WithIndices, sampling.BlockShuffling):
     """`cellfeed.BlockShuffling` with scDataset's methods."""
 
 
-class BlockWeightedSampling(_WithIndices, sampling.BlockWeightedSampling):
+class BlockWeightedSampling(_WithIndices, strategies.BlockWeightedSampling):
     """`cellfeed.BlockWeightedSampling` with scDataset's methods; ``weights`` sum to 1."""
 
     def __post_init__(self) -> None:
@@ -204,7 +204,7 @@ class BlockWeightedSampling(_WithIndices, sampling.BlockWeightedSampling):
             object.__setattr__(self, "weights", weights / weights.sum())
 
 
-class ClassBalancedSampling(_WithIndices, sampling.ClassBalancedSampling):
+class ClassBalancedSampling(_WithIndices, strategies.ClassBalancedSampling):
     """`cellfeed.ClassBalancedSampling` with scDataset's methods and ``weights``."""
 
     @property
