@@ -173,14 +173,6 @@ class SamplingStrategy(ABC):
         """
         return None
 
-    def prepared_bytes(self, n_rows: int) -> int:  # noqa: ARG002 - for subclasses
-        """Return how much memory the result of `epoch_order` takes, in bytes.
-
-        Every reading process keeps one for each epoch in progress. Memory that does not grow with
-        ``n_rows`` need not be counted. The default is 0.
-        """
-        return 0
-
 
 class WithOthers(SamplingStrategy):
     """A strategy whose cells another one chooses, and with which others come."""
@@ -203,10 +195,6 @@ class WithOthers(SamplingStrategy):
     def n_together(self) -> int:
         """Number of cells that the strategy keeps together."""
         return self.strategy.n_together
-
-    def prepared_bytes(self, n_rows: int) -> int:
-        """Return how much memory the strategy's order takes, in bytes."""
-        return self.strategy.prepared_bytes(n_rows)
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():

@@ -137,10 +137,6 @@ class SamplingStrategy(sampling.SamplingStrategy, ABC):
             raise ParameterError(msg)
         return lambda positions: rows[positions]
 
-    def prepared_bytes(self, n_rows: int) -> int:
-        """Return how much memory the indices take, in bytes."""
-        return 8 * self.n_positions(n_rows)
-
     def _collection_of(self, n_rows: int) -> Any:
         return range(n_rows) if self._bound is None else self._bound.collection
 

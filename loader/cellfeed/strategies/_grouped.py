@@ -154,11 +154,6 @@ class GroupedSampling(LabelledCells):
             key=epoch_key,
         )
 
-    def prepared_bytes(self, n_rows: int) -> int:
-        """Return how much memory the sets of an epoch take, in bytes."""
-        n_available(self.indices, n_rows)
-        return 8 * (self._groups.n_sets.size + 1)
-
     def _check_sizes(self) -> None:
         for name in ("set_size", "block_size", *(["n_sets"] if self.n_sets is not None else [])):
             object.__setattr__(self, name, require_positive(name, getattr(self, name)))
