@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError, StateError, require_one_of, require_positive
 from cellfeed.dataset._cell_dataset import CellDataset, Minibatches
-from cellfeed.dataset._loader import MinibatchLoader, loader_over, to_be_called
 from cellfeed.dataset._ranks import CommonSeed
 from cellfeed.dataset._resumable import ResumableDataset
 from cellfeed.dataset._run import Beginning, Position
@@ -146,24 +145,14 @@ class InterleavedDatasets(ResumableDataset):
         places = Permutation(sum(counts), key)(np.arange(sum(counts)))
         return np.searchsorted(np.cumsum(counts), places, side="right")
 
-    @to_be_called
-    def loader(self, num_workers: int = 0, **options: Any) -> MinibatchLoader:
-        """Return a DataLoader over the minibatches; see `CellDataset.loader`.
+    @property
+    def as_torch(self) -> bool:  # type: ignore[override]
+        """Whether minibatches of any dataset are torch tensors."""
+        return any(each.as_torch for each in self.datasets)
 
-        Parameters
-        ----------
-        num_workers
-            Number of worker processes.
-        **options
-            Other parameters of `torch.utils.data.DataLoader`.
-        """
-        return loader_over(
-            self,
-            num_workers,
-            options,
-            as_torch=any(each.as_torch for each in self.datasets),
-            can_be_forked=all(each._can_be_forked for each in self.datasets),  # noqa: SLF001
-        )
+    @property
+    def _can_be_forked(self) -> bool:
+        return all(each._can_be_forked for each in self.datasets)  # noqa: SLF001
 
     @property
     def minibatch_bytes(self) -> int:
@@ -248,17 +237,16 @@ class InterleavedDatasets(ResumableDataset):
 
     def _rest(self, beginning: Beginning) -> NDArray[np.int64]:
         """Return which dataset delivers each minibatch that is left of an epoch."""
-        return self._turns_of(beginning)[beginning.position.progress.n_minibatches :]
-
-    def _turns_of(self, beginning: Beginning) -> NDArray[np.int64]:
-        epoch = beginning.position.epoch
-        return self._turns(beginning.seeds[0], epoch, beginning.world_size)
+        position, seed = beginning.position, beginning.seeds[0]
+        turns = self._turns(seed, position.epoch, beginning.world_size)
+        return turns[position.progress.n_minibatches :]
 
     def _order(self, beginning: Beginning) -> "list[_Fetch]":
         """Return the fetches that are left of an epoch, in the order in which they are needed."""
         known = self._latest_order
         if known is None or known[0] != beginning:
-            turns = self._turns_of(beginning)
+            epoch = beginning.position.epoch
+            turns = self._turns(beginning.seeds[0], epoch, beginning.world_size)
             all_left = (self._left(k, beginning, turns) for k in range(len(self.datasets)))
             found = [each for left in all_left for each in left]
             known = beginning, sorted(found, key=lambda each: each.needed)

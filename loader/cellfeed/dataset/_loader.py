@@ -13,8 +13,8 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, TypeVar, cast
 
-from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, require_not_negative
-from cellfeed._torch import DataLoader, default_convert, require_torch, torch
+from cellfeed._errors import CellfeedError, DeliveryError, ParameterError
+from cellfeed._torch import DataLoader, default_convert, torch
 from cellfeed.bytes._buffers import can_lend
 from cellfeed.dataset import _workers
 from cellfeed.dataset._run import Beginning, Iteration, wait_for_dropped
@@ -28,7 +28,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _MESSAGE_BYTES = 16 * 2**20
 
 # Options of a DataLoader, and why the loader does not take them.
-_NOT_TAKEN = (
+NOT_TAKEN = (
     dict.fromkeys(("batch_size", "drop_last"), "is a parameter of the dataset; give it there")
     | dict.fromkeys(
         ("shuffle", "sampler", "batch_sampler"),
@@ -187,7 +187,7 @@ class _Workers:
         own = {
             "batch_size": None,
             "num_workers": 1,
-            "collate_fn": _as_it_is,
+            "collate_fn": as_it_is,
             "multiprocessing_context": _noting(method, self._processes),
         }
         self._generator = options.get("generator")
@@ -199,7 +199,7 @@ class _Workers:
                 leave=self._leave[k],
                 file=None if arrivals is None else arrivals.files[k],
                 key=0 if arrivals is None else arrivals.key,
-                are_rows_placed=collate in (default_convert, _as_it_is),
+                are_rows_placed=collate in (default_convert, as_it_is),
                 then=options.get("worker_init_fn"),
                 worker=k,
                 num_workers=num_workers,
@@ -416,45 +416,6 @@ def to_be_called(method: _F) -> _F:
     return cast(_F, _ToBeCalled(method))
 
 
-def loader_over(
-    dataset: Any,
-    num_workers: int,
-    options: dict[str, Any],
-    *,
-    as_torch: bool,
-    can_be_forked: bool,
-) -> MinibatchLoader:
-    """Return a DataLoader over the minibatches of a dataset.
-
-    Parameters
-    ----------
-    dataset
-        The dataset.
-    num_workers, options
-        Number of worker processes, and other parameters of `torch.utils.data.DataLoader`.
-    as_torch
-        Whether NumPy arrays are made tensors.
-    can_be_forked
-        Whether workers that are forked can read what this process has open.
-
-    Raises
-    ------
-    ParameterError
-        ``num_workers`` is negative or not an integer, or an option belongs to the dataset.
-    """
-    require_torch("`loader`")
-    require_not_negative("num_workers", num_workers)
-    for name in options:
-        if name in _NOT_TAKEN:
-            msg = f"`{name}` of `loader` {_NOT_TAKEN[name]}"
-            raise ParameterError(msg)
-    options = {name: value for name, value in options.items() if value is not None}
-    options.setdefault("collate_fn", default_convert if as_torch else _as_it_is)
-    if num_workers and not can_be_forked:
-        options.setdefault("multiprocessing_context", context_without_threads())
-    return MinibatchLoader(dataset, batch_size=None, num_workers=num_workers, **options)
-
-
 def context_without_threads() -> BaseContext:
     """Return a multiprocessing context for workers that must not inherit this process's threads.
 
@@ -467,6 +428,6 @@ def context_without_threads() -> BaseContext:
     return context
 
 
-def _as_it_is(minibatch: Any) -> Any:
+def as_it_is(minibatch: Any) -> Any:
     """Return a minibatch unchanged: a ``collate_fn`` that keeps NumPy arrays."""
     return minibatch

@@ -5,18 +5,26 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Self
 
-from cellfeed._errors import ParameterError, StateError, require_positive
-from cellfeed._torch import IterableDataset, get_worker_info
+from cellfeed._errors import ParameterError, StateError, require_not_negative, require_positive
+from cellfeed._torch import IterableDataset, default_convert, get_worker_info, require_torch
+from cellfeed.dataset._loader import (
+    NOT_TAKEN,
+    MinibatchLoader,
+    as_it_is,
+    context_without_threads,
+    to_be_called,
+)
 from cellfeed.dataset._ranks import CommonSeed, Ranks, begin_together, flat
 from cellfeed.dataset._run import Beginning, Epoch, Iteration, Position, Run
 from cellfeed.dataset._state import position_of, require_epoch, state_of
-from cellfeed.dataset._statistics import Statistics, StatisticsLog, statistics_of
+from cellfeed.dataset._statistics import Statistics, statistics_of
 from cellfeed.decode import Counters
 from cellfeed.rows import Cells
 from cellfeed.rows._minibatch import refuse_collating
@@ -40,6 +48,8 @@ class ResumableDataset(IterableDataset[Any], ABC):
     """
 
     _is_made = False
+    _num_workers = 0
+    as_torch: bool
 
     def __init__(self, ranks: Ranks, streams: int | None) -> None:
         super().__init__()
@@ -110,9 +120,14 @@ class ResumableDataset(IterableDataset[Any], ABC):
     def _n_left(self, beginning: Beginning) -> int:
         """Return how many minibatches are left of an epoch."""
 
+    @property
     @abstractmethod
+    def _can_be_forked(self) -> bool:
+        """Whether workers that are forked can read what this process has open."""
+
     def _minibatches(self, beginning: Beginning) -> Generator[Any, None, None]:
         """Deliver the rest of an epoch in this process."""
+        return self._of_worker(beginning, 0, 1)
 
     @abstractmethod
     def _sizes(self, beginning: Beginning) -> Iterable[int]:
@@ -171,12 +186,15 @@ class ResumableDataset(IterableDataset[Any], ABC):
         refuse_second_division(self)
         before = self._run.begin()
         try:
-            position = before.upcoming.divided_among(self.streams or self.world_size)
+            position = before[0].divided_among(self.streams or self.world_size)
             group = self._ranks.group
             if group is not None:
                 self._begin_together(group, position)
             beginning = self._beginning_at(position)
-            yield beginning, self._run.begun(position, self._n_left(beginning), self._counters)
+            n_left, run = self._n_left(beginning), weakref.ref(self._run)
+            epoch = Epoch(start=position, n_left=n_left, run=run, counters=self._counters)
+            self._run.latest = epoch
+            yield beginning, epoch
         except BaseException:
             self._run.take_back(before)
             raise
@@ -270,6 +288,57 @@ class ResumableDataset(IterableDataset[Any], ABC):
         self._n_left(beginning)  # which refuses what cannot go on
         return [*islice(Iteration(lambda: self._minibatches(beginning)), require_positive("n", n))]
 
+    @to_be_called
+    def loader(self, num_workers: int | None = None, **options: Any) -> MinibatchLoader:
+        """Return a DataLoader over the minibatches, whose position can be saved and restored.
+
+        Minibatches arrive in the order of the plan, with any number of workers. Each worker reads
+        every n-th fetch, and sends minibatches ahead in memory that
+        it shares with this process (and that needs no space in ``/dev/shm``): ``prefetch_factor``
+        messages of up to 16 MiB, or of one minibatch if that is larger. If a `Collection` is on a
+        server, in an object store or a TileDB-SOMA experiment, workers are not forked, since
+        threads of this process may be reading it: the start method is "forkserver" unless you pass
+        another ``multiprocessing_context``, so a script needs ``if __name__ == "__main__":``. A
+        ``worker_init_fn`` gets the number of the worker; for torch's `get_worker_info`, each is the
+        only one of its DataLoader.
+
+        Parameters
+        ----------
+        num_workers
+            Number of worker processes. If None, the number that ``autotune`` recommended, or 0
+            without a recommendation.
+        **options
+            Other parameters of `torch.utils.data.DataLoader`. ``prefetch_factor`` counts messages,
+            2 by default.
+
+        Raises
+        ------
+        DeliveryError
+            During iteration: workers persist, and another iteration has begun.
+        ParameterError
+            ``num_workers`` is negative or not an integer, or an option belongs to the dataset.
+            During iteration: there are workers, although cells were loaded on a device.
+        ImportError
+            torch is not installed.
+        """
+        require_torch("`loader`")
+        workers = self.num_workers if num_workers is None else num_workers
+        require_not_negative("num_workers", workers)
+        for name in options:
+            if name in NOT_TAKEN:
+                msg = f"`{name}` of `loader` {NOT_TAKEN[name]}"
+                raise ParameterError(msg)
+        options = {name: value for name, value in options.items() if value is not None}
+        options.setdefault("collate_fn", default_convert if self.as_torch else as_it_is)
+        if workers and not self._can_be_forked:
+            options.setdefault("multiprocessing_context", context_without_threads())
+        return MinibatchLoader(self, batch_size=None, num_workers=workers, **options)
+
+    @property
+    def num_workers(self) -> int:
+        """Number of worker processes of `loader` that ``autotune`` recommended; else 0."""
+        return self._num_workers
+
     @property
     def counters(self) -> Counters:
         """Counters of this dataset and its copies in worker processes; see `statistics`."""
@@ -294,40 +363,6 @@ class ResumableDataset(IterableDataset[Any], ABC):
         (10, 100)
         """
         return statistics_of(self._counters)
-
-    def log_statistics(self, log: Any, *, every: int = 100) -> None:
-        """Log statistics from now on, after every so many minibatches of the training loop.
-
-        Each time, they are those of the work since the last time; see `Statistics.scalars`. The
-        step is the number of minibatches that this dataset has delivered. This applies to epochs
-        that begin afterwards.
-
-        Parameters
-        ----------
-        log
-            A function of a dictionary and a step: ``wandb.log``, ``mlflow.log_metrics``,
-            ``accelerator.log``, the ``log_metrics`` of Lightning's loggers, or your own; or a
-            ``SummaryWriter`` of TensorBoard. None logs no more.
-        every
-            Number of minibatches.
-
-        Raises
-        ------
-        ParameterError
-            ``log`` is nothing of this kind, or ``every`` is below one.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from cellfeed import BlockShuffling, CellDataset
-        >>> dataset = CellDataset(np.arange(100), BlockShuffling(block_size=4), batch_size=10)
-        >>> dataset.log_statistics(lambda values, step: print(step, len(values)), every=5)
-        >>> for minibatch in dataset:
-        ...     pass
-        5 12
-        10 12
-        """
-        self._run.log = None if log is None else StatisticsLog(self._counters, log, every)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the given epoch.

@@ -5,7 +5,6 @@ from dataclasses import dataclass, fields
 from operator import add, sub
 from typing import Any, Self
 
-from cellfeed._errors import ParameterError, require_positive
 from cellfeed.decode import Counter, Counters
 
 
@@ -134,44 +133,6 @@ class Statistics:
 
 
 _NAMES = [each.name for each in fields(Statistics)]
-
-
-class StatisticsLog:
-    """Logs the statistics of every so many minibatches.
-
-    Parameters
-    ----------
-    counters
-        Counters of a dataset.
-    log
-        See `CellDataset.log_statistics`.
-    every
-        Number of minibatches.
-    """
-
-    def __init__(self, counters: Counters, log: Any, every: int) -> None:
-        if not (callable(log) or hasattr(log, "add_scalar")):
-            msg = (
-                "`log` must be a function of (values, step), such as `wandb.log` or "
-                f"`logger.log_metrics`, or a SummaryWriter of TensorBoard, but got {log!r}"
-            )
-            raise ParameterError(msg)
-        self._counters, self._log = counters, log
-        self._every = require_positive("every", every)
-        self._before = statistics_of(counters)
-
-    def __call__(self) -> None:
-        """Log, if a minibatch that was just delivered is due."""
-        step = int(self._counters.values[Counter.MINIBATCHES])
-        if step % self._every:
-            return
-        now = statistics_of(self._counters)
-        values, self._before = (now - self._before).scalars(), now
-        if callable(self._log):
-            self._log(values, step)
-            return
-        for name, value in values.items():
-            self._log.add_scalar(name, value, step)
 
 
 def statistics_of(counters: Counters) -> Statistics:
