@@ -223,7 +223,9 @@ class CellDataset(ResumableDataset):
         self.transform: Transforms = {}
         if self._is_read_ahead:
             elements = collection.elements
-            self.transform = self._transforms(transform)
+            self.transform = _parameters.transforms_of(
+                transform, elements, are_placed=self._is_placed
+            )
             self.dtype = _parameters.float_dtypes(elements, self.dtype, self.transform)
             for each in dtypes_of(elements, self.dtype).values() if as_torch else ():
                 require_torch_dtype(each)
@@ -360,13 +362,8 @@ class CellDataset(ResumableDataset):
         return int(n_rows * (1 + self.strategy.n_companions) * row_bytes)
 
     @property
-    def n_minibatches(self) -> int:
-        """Number of minibatches in a whole epoch on this rank."""
-        return self.plan_on(*self._ranks.now()).n_minibatches
-
-    @property
     def _length(self) -> int:
-        return self.n_minibatches
+        return self.plan_on(*self._ranks.now()).n_minibatches
 
     @property
     def seed(self) -> int | None:
@@ -547,11 +544,6 @@ class CellDataset(ResumableDataset):
             }
         return self._known_identity
 
-    def _transforms(self, transform: AnyTransform | None) -> Transforms:
-        return _parameters.transforms_of(
-            transform, self.collection.elements, are_placed=self._is_placed
-        )
-
     @property
     def _delivers_sparse(self) -> bool:
         """Whether sparse rows are delivered as they are read."""
@@ -677,7 +669,7 @@ class CellDataset(ResumableDataset):
             pools=self._pools
             if lent is None
             else self._pools.lending(lent, dense=not self._delivers_sparse),
-            transforms=self._transforms(self.transform),
+            transforms=self.transform,
             verify=self.read_options.verify,
             counters=self._counters,
         )

@@ -16,7 +16,7 @@ from cellfeed._errors import ParameterError, StateError, require_one_of, require
 from cellfeed.dataset._cell_dataset import CellDataset, Minibatches
 from cellfeed.dataset._ranks import CommonSeed
 from cellfeed.dataset._resumable import ResumableDataset
-from cellfeed.dataset._run import Beginning, Position
+from cellfeed.dataset._run import Beginning
 from cellfeed.sampling import Permutation, Share, derive_key
 
 Stop = Literal["first_exhausted", "all_exhausted"]
@@ -195,10 +195,6 @@ class InterleavedDatasets(ResumableDataset):
             "data": {"datasets": [part["data"] for part in parts]},
             "configuration": configuration,
         }
-
-    def _require_in_range(self, position: Position, seeds: tuple[int, ...]) -> None:
-        if position.progress.world_size == (self.streams or self.world_size):
-            super()._require_in_range(position, seeds)
 
     def _minibatches(self, beginning: Beginning) -> Minibatches:
         with ExitStack() as stack:

@@ -54,7 +54,7 @@ class Ranks:
     Raises
     ------
     ParameterError
-        One is given without the other, or ``rank`` is outside [0, world_size).
+        One is given without the other, or is no integer.
     """
 
     def __init__(self, rank: int | None, world_size: int | None) -> None:
@@ -69,11 +69,8 @@ class Ranks:
                 "give both, or neither to use torch.distributed"
             )
             raise ParameterError(msg)
-        rank, world_size = require_integer("rank", rank), require_positive("world_size", world_size)
-        if not 0 <= rank < world_size:
-            msg = f"`0 <= rank < world_size` must hold, but got {rank=}, {world_size=}"
-            raise ParameterError(msg)
-        self._given = rank, world_size
+        # A plan checks that the rank is among them.
+        self._given = require_integer("rank", rank), require_positive("world_size", world_size)
 
     @property
     def need_seed(self) -> str:

@@ -20,13 +20,7 @@ from cellfeed.sampling import (
     sorted_indices,
 )
 from cellfeed.strategies._cells import LabelledCells, of_cells, require_length, sorted_with
-from cellfeed.strategies._weighted import (
-    CellMasses,
-    SystematicDraws,
-    checked_weights,
-    masses_of,
-    require_some,
-)
+from cellfeed.strategies._weighted import CellMasses, SystematicDraws, masses_of
 
 Leftover = Literal["drop", "pad"]
 Integers = NDArray[np.int64]
@@ -68,9 +62,8 @@ class GroupedSampling(LabelledCells):
         the group has at least ``set_size`` cells.
     weights
         How often groups come. If None, each group comes as often as its cells fill sets. If
-        "equal", all groups come equally often. Weights of cells, given as in
-        `BlockWeightedSampling`, make groups come in proportion to the sum of their cells' weights.
-        A group that comes more often than its cells fill sets starts over, with other sets.
+        "equal", all groups that fill a set come equally often; one that comes more often than its
+        cells fill sets starts over, with other sets.
     n_sets
         Number of sets in an epoch; as many as the cells fill if None. Requires ``weights``.
 
@@ -104,15 +97,12 @@ class GroupedSampling(LabelledCells):
     block_size: int = 1
     indices: ArrayLike | None = None
     leftover: Leftover = "drop"
-    weights: ArrayLike | Literal["equal"] | None = None
+    weights: Literal["equal"] | None = None
     n_sets: int | None = None
 
     def __post_init__(self) -> None:
         """Check the parameters; find the rows of each group."""
         self._check_sizes()
-        if self.weights is not None and not _is_equal(self.weights):
-            weights = sorted_with(self.indices, checked_weights(self.weights))
-            object.__setattr__(self, "weights", weights)
         if not self.column_names:
             labels = sorted_with(self.indices, label_codes(self.labels))
             object.__setattr__(self, "labels", labels)
@@ -134,8 +124,6 @@ class GroupedSampling(LabelledCells):
         """Return the number of cells that an epoch visits, including repeated ones."""
         n_available(self.indices, n_rows)
         require_length("labels", self.codes.size, self.indices, n_rows)
-        if self.weights is not None and not _is_equal(self.weights):
-            require_length("weights", np.size(self.weights), self.indices, n_rows)
         return (self.n_sets or int(self._groups.n_sets.sum())) * self.set_size
 
     def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
@@ -143,8 +131,12 @@ class GroupedSampling(LabelledCells):
         n_sets = self.n_positions(n_rows) // self.set_size
         groups = self._groups
         counts = groups.n_sets
-        if groups.weights is not None:
-            counts = _drawn(groups.weights, n_sets, derive_key(epoch_key, _GROUPS))
+        if self.weights is not None:
+            # How often each group is drawn: its expected number, rounded up or down.
+            masses = CellMasses(masses_of((counts > 0).astype(np.float64)))
+            key = derive_key(epoch_key, _GROUPS)
+            drawn = SystematicDraws(masses=masses, n=n_sets, block_size=1, key=key)
+            counts = drawn.counts(masses.bounds)
         return _SetOrder(
             set_size=self.set_size,
             block_size=self.block_size,
@@ -164,6 +156,13 @@ class GroupedSampling(LabelledCells):
             )
             raise ParameterError(msg)
         require_one_of("leftover", self.leftover, get_args(Leftover))
+        if self.weights is not None and not isinstance(self.weights, str):
+            msg = (  # type: ignore[unreachable]
+                "`weights` must be 'equal' or None, but got those of cells; "
+                "`BlockWeightedSampling` draws cells by weight"
+            )
+            raise ParameterError(msg)
+        require_one_of("weights", self.weights, ("equal", None))
         if self.n_sets is not None and self.weights is None:
             msg = (
                 f"n_sets={self.n_sets} needs `weights`, since without them each cell comes once; "
@@ -210,27 +209,7 @@ class GroupedSampling(LabelledCells):
             rows=rows[members].astype(dtype),
             starts=np.concatenate([[0], np.cumsum(sizes)]),
             n_sets=n_sets,
-            weights=self._weights_of(codes, n_sets),
         )
-
-    def _weights_of(self, codes: Rows, n_sets: Integers) -> NDArray[np.float64] | None:
-        if self.weights is None:
-            return None
-        if _is_equal(self.weights):
-            weights: NDArray[np.float64] = np.ones(n_sets.size)
-        else:
-            given = of_cells(np.asarray(self.weights), self.indices, "weights")
-            require_length("weights", given.size, None, codes.size)
-            is_member = codes >= 0
-            sums = np.bincount(codes[is_member], given[is_member], n_sets.size)
-            weights = sums.astype(np.float64)
-        weights[n_sets == 0] = 0
-        require_some(weights, "weights")
-        return weights
-
-
-def _is_equal(weights: ArrayLike | str) -> bool:
-    return isinstance(weights, str) and weights == "equal"
 
 
 class _Groups(NamedTuple):
@@ -244,20 +223,11 @@ class _Groups(NamedTuple):
         Start of each group in ``rows``, shape (n_groups + 1,).
     n_sets
         Number of sets that each group fills, shape (n_groups,).
-    weights
-        Weight of each group; None if groups come as often as they fill sets.
     """
 
     rows: Rows
     starts: Integers
     n_sets: Integers
-    weights: NDArray[np.float64] | None
-
-
-def _drawn(weights: NDArray[np.float64], n: int, key: int) -> Integers:
-    """Return how often each group is drawn: its expected number, rounded up or down."""
-    masses = CellMasses(masses_of(weights))
-    return SystematicDraws(masses=masses, n=n, block_size=1, key=key).counts(masses.bounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
