@@ -15,7 +15,6 @@ from typing import Any, Self
 from cellfeed._errors import ParameterError, StateError, require_not_negative, require_positive
 from cellfeed._torch import IterableDataset, default_convert, get_worker_info, require_torch
 from cellfeed.dataset._loader import (
-    NOT_TAKEN,
     MinibatchLoader,
     as_it_is,
     context_without_threads,
@@ -324,9 +323,12 @@ class ResumableDataset(IterableDataset[Any], ABC):
         require_torch("`loader`")
         workers = self.num_workers if num_workers is None else num_workers
         require_not_negative("num_workers", workers)
-        for name in options:
-            if name in NOT_TAKEN:
-                msg = f"`{name}` of `loader` {NOT_TAKEN[name]}"
+        for name in ("batch_size", "drop_last", "shuffle", "sampler", "batch_sampler", "in_order"):
+            if name in options:
+                msg = (
+                    f"`{name}` does not apply to `loader`: the dataset makes minibatches, of its "
+                    "`batch_size`, in the order of its strategy; leave it out"
+                )
                 raise ParameterError(msg)
         options = {name: value for name, value in options.items() if value is not None}
         options.setdefault("collate_fn", default_convert if self.as_torch else as_it_is)
