@@ -67,6 +67,7 @@ class InterleavedDatasets(ResumableDataset):
     (40, array([10, 30]))
     """
 
+    _has_parts = True
     _latest_order: "tuple[Beginning, list[_Fetch]] | None" = None
 
     def __init__(
@@ -162,12 +163,6 @@ class InterleavedDatasets(ResumableDataset):
     @property
     def _seeds(self) -> tuple[CommonSeed, ...]:
         return tuple(each._seed for each in self.datasets)  # noqa: SLF001
-
-    def _seed_values(self, seeds: list[int]) -> list[int]:
-        return seeds
-
-    def _seeds_of(self, value: list[int]) -> list[int]:
-        return value
 
     def _n_left(self, beginning: Beginning) -> int:
         position = beginning.position

@@ -7,9 +7,11 @@ import sys
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from itertools import islice
+from operator import add, sub
 from typing import Any, Self
 
 from cellfeed._errors import ParameterError, StateError, require_not_negative, require_positive
@@ -23,8 +25,7 @@ from cellfeed.dataset._loader import (
 from cellfeed.dataset._ranks import CommonSeed, Ranks, begin_together, flat
 from cellfeed.dataset._run import Beginning, Epoch, Iteration, Position, Run
 from cellfeed.dataset._state import position_of, require_epoch, state_of
-from cellfeed.dataset._statistics import Statistics, statistics_of
-from cellfeed.decode import Counters
+from cellfeed.decode import Counter, Counters
 from cellfeed.rows import Cells
 from cellfeed.rows._minibatch import refuse_collating
 from cellfeed.sampling import Progress
@@ -33,6 +34,136 @@ refuse_collating(Cells)
 
 # Numbers of epochs that follow from torch's seed are below this.
 _DRAWN_EPOCHS = 1 << 61
+
+
+# What a dataset has done, and the time that it took.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Counts of the work done, and the time of each stage in seconds.
+
+    The times of reading stages are sums over all threads and processes, which run concurrently with
+    each other and with training. ``waiting`` and ``training`` are times of the training loop, one
+    after the other, and show whether training waits for the loader.
+
+    Parameters
+    ----------
+    n_fetches, n_minibatches, n_cells
+        Fetches that were planned, minibatches that the training loop received, and cells that
+        were made into minibatches, without controls and neighbours.
+    n_chunks, bytes_read, bytes_decompressed, bytes_used
+        Chunks that were read, their stored bytes, their bytes after decompression, and how many
+        of these were used. Chunks that the format's own library reads are not counted.
+    n_tokens, n_unknown
+        Tokens that tokenizers made, without padding, and values other than 0 that they left out
+        since their genes are not in the vocabulary.
+    planning
+        Choosing rows, chunks and their positions in minibatches; CPU time.
+    reading
+        Waiting for bytes, from storage or the page cache.
+    decompressing
+        Decompressing chunks and undoing their filters.
+    placing
+        Copying elements into minibatches, with casts and transforms.
+    library
+        Reading by the format's own library, by a custom source, or by your ``fetch_callback``.
+    densifying
+        Making sparse rows dense.
+    tokenizing
+        Making tokens of rows.
+    making_tensors
+        Making tensors from the buffers that were read.
+    functions
+        Running your functions on fetches and minibatches.
+    sending
+        Sending minibatches from worker processes.
+    waiting
+        Time in which the training loop waited for the next minibatch.
+    training
+        Time of the training loop between minibatches.
+
+    Examples
+    --------
+    ``after - before`` gives the work done in between.
+    """
+
+    n_fetches: int
+    n_minibatches: int
+    n_cells: int
+    n_chunks: int
+    bytes_read: int
+    bytes_decompressed: int
+    bytes_used: int
+    n_tokens: int
+    n_unknown: int
+    planning: float
+    reading: float
+    decompressing: float
+    placing: float
+    library: float
+    densifying: float
+    tokenizing: float
+    making_tensors: float
+    functions: float
+    sending: float
+    waiting: float
+    training: float
+
+    def __sub__(self, other: Self) -> Self:
+        return self._with(other, sub)
+
+    def __add__(self, other: Self) -> Self:
+        return self._with(other, add)
+
+    @property
+    def waiting_share(self) -> float:
+        """Share of its time that the training loop waited; NaN before the first minibatch."""
+        whole = self.waiting + self.training
+        return self.waiting / whole if whole else float("nan")
+
+    def scalars(self) -> dict[str, float]:
+        """Return what is worth a curve: throughput, and the times of all stages.
+
+        Returns
+        -------
+        ``cellfeed/cells_per_second`` of the training loop, ``cellfeed/waiting_share``, and for each
+        stage its microseconds per cell, summed over threads, such as
+        ``cellfeed/decompressing_us_per_cell``. Empty before the first minibatch.
+        """
+        seconds = self.waiting + self.training
+        if not seconds:
+            return {}
+        found = {"cells_per_second": self.n_cells / seconds, "waiting_share": self.waiting_share}
+        found |= {f"{name}_us_per_cell": each for name, each in self._stages().items()}
+        return {f"cellfeed/{name}": float(value) for name, value in found.items()}
+
+    def __str__(self) -> str:
+        waited = f"{self.waiting:,.2f} s ({self.waiting_share:.0%})"
+        lines = [
+            f"{self.n_cells:,} cells in {self.n_minibatches:,} minibatches",
+            f"the training loop waited {waited} and trained {self.training:,.2f} s",
+        ]
+        lines += [
+            f"{name.replace('_', ' '):<15}{each:>9.2f} us per cell"
+            for name, each in self._stages().items()
+            if each
+        ]
+        return "\n".join(lines)
+
+    def _stages(self) -> dict[str, float]:
+        """Return the microseconds per cell of each stage."""
+        names, per_cell = _NAMES[Counter.PLANNING : Counter.WAITING], 1e6 / max(1, self.n_cells)
+        return {name: getattr(self, name) * per_cell for name in names}
+
+    def _with(self, other: Self, operation: Callable[[float, float], float]) -> Self:
+        values: dict[str, Any] = {
+            name: operation(getattr(self, name), getattr(other, name)) for name in _NAMES
+        }
+        return type(self)(**values)
+
+
+_NAMES = [each.name for each in fields(Statistics)]
 
 
 class ResumableDataset(IterableDataset[Any], ABC):
@@ -48,6 +179,7 @@ class ResumableDataset(IterableDataset[Any], ABC):
 
     _is_made = False
     _num_workers = 0
+    _has_parts = False  # datasets with seeds of their own
     as_torch: bool
 
     def __init__(self, ranks: Ranks, streams: int | None) -> None:
@@ -364,7 +496,16 @@ class ResumableDataset(IterableDataset[Any], ABC):
         >>> done.n_minibatches, done.n_cells
         (10, 100)
         """
-        return statistics_of(self._counters)
+        values = self._counters.values
+        # What only the dataset counts that the training loop iterates over.
+        of_loop = [Counter.MINIBATCHES, Counter.WAITING, Counter.TRAINING]
+        own = values[of_loop]
+        for each in self._counters.parts:
+            values += each.values
+        values[of_loop] = own
+        counted, n = values.tolist(), Counter.PLANNING
+        seconds = [nanoseconds / 1e9 for nanoseconds in counted[n:]]
+        return Statistics(**dict(zip(_NAMES, [*counted[:n], *seconds], strict=True)))
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the given epoch.
@@ -422,7 +563,8 @@ class ResumableDataset(IterableDataset[Any], ABC):
         """
         _require_no_worker()
         seeds = [each.use(self.world_size) for each in self._seeds]
-        return state_of(self._identity() | {"seed": self._seed_values(seeds)}, self._run.position)
+        seed = seeds if self._has_parts else seeds[0]
+        return state_of(self._identity() | {"seed": seed}, self._run.position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration delivers the rest of its epoch.
@@ -449,21 +591,13 @@ class ResumableDataset(IterableDataset[Any], ABC):
         """
         _require_no_worker()
         position = position_of(state, self._identity())
-        seeds = self._seeds_of(state["seed"])
+        seeds = state["seed"] if self._has_parts else [state["seed"]]
         for each, seed in zip(self._seeds, seeds, strict=True):
             each.require_no_other(seed)
         self._require_in_range(position, tuple(seeds))
         for each, seed in zip(self._seeds, seeds, strict=True):
             each.take(seed)
         self._run.go_to(position)
-
-    def _seed_values(self, seeds: list[int]) -> Any:
-        """Return the seeds as a JSON value of a state."""
-        return seeds[0]
-
-    def _seeds_of(self, value: Any) -> list[int]:
-        """Return the seeds in a state."""
-        return [value]
 
     def _require_in_range(self, position: Position, seeds: tuple[int, ...]) -> None:
         """Check that an epoch can have come as far as a state says.

@@ -15,7 +15,6 @@ from cellfeed import (
     CellDataset,
     ParameterError,
     Streaming,
-    sampling,
     scdataset,
 )
 from cellfeed.scdataset import MultiIndexable
@@ -252,7 +251,7 @@ class TestAfterOneChangedImport:
         assert np.array_equal(drawn, rows) is not is_random
         assert strategy.get_indices(data).size == n
         visited = rows_in(scdataset.scDataset(data, strategy, 50, seed=0))
-        if not isinstance(strategy, sampling.BlockWeightedSampling):
+        if not isinstance(strategy, scdataset.BlockWeightedSampling):
             assert visited.size == n
 
     def test_weights_sum_to_one(self):

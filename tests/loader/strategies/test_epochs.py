@@ -50,7 +50,7 @@ def test_golden_order(strategy, expected):
 
     If this fails, training runs cannot be resumed across the change. Say so in CHANGELOG.md.
     """
-    sizes = {"n_rows": 24, "batch_size": 6, "fetch_factor": 2}
+    sizes: dict[str, Any] = {"n_rows": 24, "batch_size": 6, "fetch_factor": 2}
     plan = EpochPlan(strategy=strategy, seed=42, epoch=3, **sizes)
     rows = [plan.delivered_rows(number)[0].tolist() for number in range(plan.n_fetches)]
     assert [*itertools.chain(*rows)] == expected
@@ -94,8 +94,8 @@ def test_sets_stay_whole(set_size, sizes, data):
 
 
 def _dataset(n_rows: int, rank: int = 0, world_size: int = 1, **options: Any) -> CellDataset:
-    ranks = {"rank": rank, "world_size": world_size}
-    return CellDataset(np.arange(n_rows), **ranks, seed=5, **options)
+    options = {"rank": rank, "world_size": world_size, "seed": 5} | options
+    return CellDataset(np.arange(n_rows), **options)
 
 
 _LABELS = np.random.default_rng(0).integers(0, 4, 60)
@@ -135,6 +135,6 @@ def test_states_that_were_written_go_on(golden: dict[str, Any]) -> None:
     n_ranks = len(golden["rows"])
     for rank, expected in enumerate(golden["rows"]):
         options = {"strategy": classes, "batch_size": 16, "fetch_factor": 4, "seed": 7}
-        resumed = CellDataset(np.arange(1000), rank=rank, world_size=n_ranks, **options)
+        resumed = _dataset(1000, rank, n_ranks, **options)
         resumed.load_state_dict(golden["state"])
         assert next(iter(resumed)).tolist() == expected
