@@ -46,11 +46,8 @@ if typing.TYPE_CHECKING:
     from cellfeed.rows._minibatch import Minibatch as Minibatch
     from cellfeed.rows._minibatch import RaggedTensor as RaggedTensor
     from cellfeed.sampling import BlockShuffling as BlockShuffling
-    from cellfeed.sampling import BlockWeightedSampling as BlockWeightedSampling
-    from cellfeed.sampling import ClassBalancedSampling as ClassBalancedSampling
     from cellfeed.sampling import EpochPlan as EpochPlan
     from cellfeed.sampling import Fetch as Fetch
-    from cellfeed.sampling import GroupedSampling as GroupedSampling
     from cellfeed.sampling import SamplingStrategy as SamplingStrategy
     from cellfeed.sampling import Streaming as Streaming
     from cellfeed.storages.huggingface import HuggingFaceSource as HuggingFaceSource
@@ -64,6 +61,9 @@ if typing.TYPE_CHECKING:
     from cellfeed.storages.tokens import Span as Span
     from cellfeed.storages.tokens import TokenStream as TokenStream
     from cellfeed.storages.tokens import TokenStreamWriter as TokenStreamWriter
+    from cellfeed.strategies import BlockWeightedSampling as BlockWeightedSampling
+    from cellfeed.strategies import ClassBalancedSampling as ClassBalancedSampling
+    from cellfeed.strategies import GroupedSampling as GroupedSampling
 
 # Lazy, since these need other packages; keep in step with the TYPE_CHECKING block above.
 _NAMES_OF = {
@@ -75,10 +75,7 @@ _NAMES_OF = {
     "preshuffling": "Preshuffled preshuffle",
     "rows": "CategoricalColumn Cells NumericColumn",
     "rows._minibatch": "Minibatch RaggedTensor",
-    "sampling": (
-        "BlockShuffling BlockWeightedSampling ClassBalancedSampling EpochPlan Fetch "
-        "GroupedSampling SamplingStrategy Streaming"
-    ),
+    "sampling": "BlockShuffling EpochPlan Fetch SamplingStrategy Streaming",
     "storages.huggingface": "HuggingFaceSource",
     "storages.memory_maps": "MemoryMapSource",
     "storages.parquet": "ParquetSource",
@@ -87,6 +84,7 @@ _NAMES_OF = {
     "storages.soma": "SomaSource",
     "storages.tenx": "TenxSource",
     "storages.tokens": "Span TokenStream TokenStreamWriter",
+    "strategies": "BlockWeightedSampling ClassBalancedSampling GroupedSampling",
 }
 _MODULE_OF = {
     name: f"{__name__}.{module}" for module, names in _NAMES_OF.items() for name in names.split()

@@ -42,6 +42,7 @@ PUBLIC_MODULES = {
         "spatial",
         "stages",
         "storages",
+        "strategies",
         "synthetic",
         "testing",
         "tokenizers",

@@ -4,7 +4,7 @@ from cellfeed.dataset._cell_dataset import CellDataset
 from cellfeed.dataset._interleaved import InterleavedDatasets
 from cellfeed.dataset._loader import MinibatchLoader
 from cellfeed.dataset._parameters import ReadOptions, require_callables
-from cellfeed.dataset._statistics import Statistics
+from cellfeed.dataset._resumable import Statistics
 
 __all__ = [
     "CellDataset",

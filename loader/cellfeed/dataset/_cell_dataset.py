@@ -1,6 +1,5 @@
 """`CellDataset`, which a training loop iterates over."""
 
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -19,10 +18,9 @@ from cellfeed.collection import Collection
 from cellfeed.collection._indexables import count_rows, in_memory
 from cellfeed.collection._on_device import Delivery, DeviceRows
 from cellfeed.dataset import _parameters
-from cellfeed.dataset._loader import MinibatchLoader, loader_over, to_be_called
 from cellfeed.dataset._parameters import AnyDtype, AnyTransform, ReadOptions
 from cellfeed.dataset._ranks import CommonSeed, Ranks
-from cellfeed.dataset._recommendation import Recommending, read_recommendation
+from cellfeed.dataset._recommendation import Recommendation
 from cellfeed.dataset._resumable import ResumableDataset
 from cellfeed.dataset._run import Beginning
 from cellfeed.dataset._state import as_json, data_identity, read_identity, strategy_identity
@@ -225,19 +223,15 @@ class CellDataset(ResumableDataset):
         self.transform: Transforms = {}
         if self._is_read_ahead:
             elements = collection.elements
-            self.transform = self._transforms(transform)
+            self.transform = _parameters.transforms_of(
+                transform, elements, are_placed=self._is_placed
+            )
             self.dtype = _parameters.float_dtypes(elements, self.dtype, self.transform)
             for each in dtypes_of(elements, self.dtype).values() if as_torch else ():
                 require_torch_dtype(each)
+        else:
+            self._require_not_given(dense=dense, transform=transform, read_options=read_options)
         self._require_gathered()
-        _parameters.require_that_they_apply(
-            collection,
-            is_read_here=self._is_read_ahead,
-            dense=dense or None,
-            dtype=None if self.dtype is None else str(self.dtype),
-            transform=transform,
-            read_options=read_options,
-        )
         if self.strategy.n_companions and not (self._is_read_ahead and self._is_taken_here):
             msg = (
                 "controls and neighbours come beside the cells of a Collection, which cellfeed "
@@ -252,14 +246,15 @@ class CellDataset(ResumableDataset):
         self.transform_threads = (
             require_positive("transform_threads", transform_threads) if transform_threads else 0
         )
-        self._num_workers = 0
         # For all epochs, so that memory is new to the system only once.
         self._pools = Pools()
         if self._is_read_ahead and self._on_device is None:
             collection.warn_if_slow(self.dtype)
             collection.load_tables()  # once, for all worker processes that are forked
             if collection.knows_row_lengths:
-                _parameters.check_memory(self._least_bytes)
+                n_of_epoch = self.strategy.n_positions(n_rows)
+                delivered = self.minibatch_bytes * min(1.0, n_of_epoch / self.batch_size)
+                _parameters.check_memory(self.buffer_bytes + delivered)
         self._is_made = True
 
     def __repr__(self) -> str:
@@ -276,7 +271,7 @@ class CellDataset(ResumableDataset):
     def from_autotune(
         cls,
         collection: Any,
-        result: str | os.PathLike[str] | Recommending,
+        result: Any,
         *,
         strategy: SamplingStrategy | None = None,
         indices: ArrayLike | None = None,
@@ -323,7 +318,7 @@ class CellDataset(ResumableDataset):
         if strategy is not None and indices is not None:
             msg = "`indices` and `strategy` cannot be combined; pass the indices to the strategy"
             raise ParameterError(msg)
-        recommended = read_recommendation(result)
+        recommended = Recommendation(result)
         settings = recommended.settings
         if strategy is None:
             strategy = recommended.strategy_of(indices)
@@ -341,11 +336,6 @@ class CellDataset(ResumableDataset):
         return dataset
 
     @property
-    def num_workers(self) -> int:
-        """Number of worker processes of `loader` that ``autotune`` recommended; else 0."""
-        return self._num_workers
-
-    @property
     def fetch_size(self) -> int:
         """Number of rows in a fetch, ``batch_size * fetch_factor`` for each stream of this rank."""
         return self.batch_size * self.fetch_factor * self._streams_per_rank
@@ -358,7 +348,8 @@ class CellDataset(ResumableDataset):
     def buffer_bytes(self) -> int:
         """Estimated memory for minibatches in each reading process, in bytes; 0 if unknown.
 
-        This is the size of two fetches of a `Collection`: one is delivered while the next is read.
+        This is the size of two fetches of a `Collection`, or of an epoch if that is smaller: one
+        fetch is delivered while the next is read.
         The memory is kept for all epochs, as long as the dataset exists. The estimate uses the mean
         size of a cell, so blocks of unusually large cells take more. It excludes dense minibatches
         that are made from sparse ones ahead of time, and up to ``prefetch_bytes`` that come from a
@@ -366,17 +357,13 @@ class CellDataset(ResumableDataset):
         """
         if not isinstance(self.collection, Collection) or self._on_device is not None:
             return 0
-        n_rows = 2 * self.fetch_size * (1 + self.strategy.n_companions)
-        return int(n_rows * self.collection.mean_row_bytes(self.dtype))
-
-    @property
-    def n_minibatches(self) -> int:
-        """Number of minibatches in a whole epoch on this rank."""
-        return self.plan_on(*self._ranks.now()).n_minibatches
+        n_rows = min(2 * self.fetch_size, self.strategy.n_positions(self._n_rows))
+        row_bytes = self.collection.mean_row_bytes(self.dtype)
+        return int(n_rows * (1 + self.strategy.n_companions) * row_bytes)
 
     @property
     def _length(self) -> int:
-        return self.n_minibatches
+        return self.plan_on(*self._ranks.now()).n_minibatches
 
     @property
     def seed(self) -> int | None:
@@ -434,60 +421,6 @@ class CellDataset(ResumableDataset):
             raise ParameterError(msg)
         return plan
 
-    @to_be_called
-    def loader(self, num_workers: int | None = None, **options: Any) -> MinibatchLoader:
-        """Return a DataLoader over the minibatches, whose position can be saved and restored.
-
-        Minibatches arrive in the order of the plan, with any number of workers. Each worker reads
-        every n-th fetch, which takes its `buffer_bytes`, and sends minibatches ahead in memory that
-        it shares with this process (and that needs no space in ``/dev/shm``): ``prefetch_factor``
-        messages of up to 16 MiB, or of one minibatch if that is larger. If a `Collection` is on a
-        server, in an object store or a TileDB-SOMA experiment, workers are not forked, since
-        threads of this process may be reading it: the start method is "forkserver" unless you pass
-        another ``multiprocessing_context``, so a script needs ``if __name__ == "__main__":``. A
-        ``worker_init_fn`` gets the number of the worker; for torch's `get_worker_info`, each is the
-        only one of its DataLoader.
-
-        Parameters
-        ----------
-        num_workers
-            Number of worker processes. If None, the number that ``autotune`` recommended, or 0
-            without a recommendation.
-        **options
-            Other parameters of `torch.utils.data.DataLoader`. ``prefetch_factor`` counts messages,
-            2 by default.
-
-        Raises
-        ------
-        DeliveryError
-            During iteration: workers persist, and another iteration has begun.
-        ParameterError
-            ``num_workers`` is negative or not an integer, or not 0 although cells were loaded on a
-            device; or an option belongs to the dataset.
-        ImportError
-            torch is not installed.
-        """
-        workers = self.num_workers if num_workers is None else num_workers
-        if self._on_device is not None:
-            _parameters.require_no_workers(self._on_device.device, workers)
-        return loader_over(
-            self,
-            workers,
-            options,
-            as_torch=self.as_torch,
-            can_be_forked=self._can_be_forked,
-        )
-
-    @property
-    def _least_bytes(self) -> float:
-        """Estimated memory for fetches of a `Collection`, and a minibatch, in a reading process."""
-        n_of_epoch = self.strategy.n_positions(self._n_rows)
-        n_rows = min(self.fetch_size, n_of_epoch)
-        n_fetches = 2 if n_rows < n_of_epoch else 1
-        delivered = self.minibatch_bytes * min(1.0, n_of_epoch / self.batch_size)
-        n_bytes = float(self.collection.mean_row_bytes(self.dtype))
-        return n_fetches * n_rows * (1 + self.strategy.n_companions) * n_bytes + delivered
-
     @property
     def minibatch_bytes(self) -> int:
         """Mean size of a minibatch as it is read, in bytes; 0 if unknown."""
@@ -528,6 +461,27 @@ class CellDataset(ResumableDataset):
     def _on_device(self) -> DeviceRows | None:
         """Cells on a device, from which minibatches are gathered."""
         return self.collection._on_device if isinstance(self.collection, Collection) else None  # noqa: SLF001 - ours
+
+    def _require_not_given(self, *, dense: bool, transform: Any, read_options: Any) -> None:
+        """Check that no parameter is given that applies only if cellfeed reads a collection."""
+        is_ours = isinstance(self.collection, Collection)
+        given = {
+            # It applies to the cells that scDataset's functions make of a Collection.
+            "dense": None if is_ours else dense or None,
+            "dtype": None if self.dtype is None else str(self.dtype),
+            "transform": transform,
+            "read_options": read_options,
+        }
+        ignored = [f"{name}={each!r}" for name, each in given.items() if each is not None]
+        kind = f"an indexable of type {type(self.collection).__name__}"
+        kind = "a `fetch_callback`" if is_ours else kind
+        if ignored:
+            msg = (
+                "`dense`, `dtype`, `transform` and `read_options` apply only when cellfeed reads a "
+                f"Collection, but got {', '.join(ignored)} with {kind}; leave it out, and convert "
+                "in `batch_transform`"
+            )
+            raise ParameterError(msg)
 
     def _require_gathered(self) -> None:
         """Check that nothing needs cells in memory, if they are on a device."""
@@ -590,11 +544,6 @@ class CellDataset(ResumableDataset):
             }
         return self._known_identity
 
-    def _transforms(self, transform: AnyTransform | None) -> Transforms:
-        return _parameters.transforms_of(
-            transform, self.collection.elements, are_placed=self._is_placed
-        )
-
     @property
     def _delivers_sparse(self) -> bool:
         """Whether sparse rows are delivered as they are read."""
@@ -611,9 +560,6 @@ class CellDataset(ResumableDataset):
         n_delivered = beginning.position.progress.n_minibatches
         plan = self._plan_of(beginning)
         return plan.share(first=first, step=step, n_delivered=n_delivered)
-
-    def _minibatches(self, beginning: Beginning) -> Minibatches:
-        return self.delivered(self._share(beginning))
 
     def _sizes(self, beginning: Beginning) -> Iterable[int]:
         share = self._share(beginning)
@@ -671,8 +617,13 @@ class CellDataset(ResumableDataset):
 
     def _gathered(self, share: Share, on_device: DeviceRows) -> Minibatches:
         """Gather minibatches from cells on a device."""
-        worker = start_here() or get_worker_info()
-        _parameters.require_no_workers(on_device.device, worker.num_workers if worker else 0)
+        if worker := start_here() or get_worker_info():
+            msg = (
+                f"`num_workers` must be 0 if cells are on {on_device.device}, where their own "
+                f"process gathers minibatches, but got {worker.num_workers}; write "
+                "`dataset.loader(num_workers=0)`"
+            )
+            raise ParameterError(msg)
         dtypes = dtypes_of(self.collection.elements, self.dtype)
         delivery = Delivery(dtypes, self.transform, self.dense)
         for number in share.numbers:
@@ -718,7 +669,7 @@ class CellDataset(ResumableDataset):
             pools=self._pools
             if lent is None
             else self._pools.lending(lent, dense=not self._delivers_sparse),
-            transforms=self._transforms(self.transform),
+            transforms=self.transform,
             verify=self.read_options.verify,
             counters=self._counters,
         )

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError, StateError, require_one_of, require_positive
 from cellfeed.dataset._cell_dataset import CellDataset, Minibatches
-from cellfeed.dataset._loader import MinibatchLoader, loader_over, to_be_called
 from cellfeed.dataset._ranks import CommonSeed
 from cellfeed.dataset._resumable import ResumableDataset
-from cellfeed.dataset._run import Beginning, Position
+from cellfeed.dataset._run import Beginning
 from cellfeed.sampling import Permutation, Share, derive_key
 
 Stop = Literal["first_exhausted", "all_exhausted"]
@@ -68,6 +67,7 @@ class InterleavedDatasets(ResumableDataset):
     (40, array([10, 30]))
     """
 
+    _has_parts = True
     _latest_order: "tuple[Beginning, list[_Fetch]] | None" = None
 
     def __init__(
@@ -146,24 +146,14 @@ class InterleavedDatasets(ResumableDataset):
         places = Permutation(sum(counts), key)(np.arange(sum(counts)))
         return np.searchsorted(np.cumsum(counts), places, side="right")
 
-    @to_be_called
-    def loader(self, num_workers: int = 0, **options: Any) -> MinibatchLoader:
-        """Return a DataLoader over the minibatches; see `CellDataset.loader`.
+    @property
+    def as_torch(self) -> bool:  # type: ignore[override]
+        """Whether minibatches of any dataset are torch tensors."""
+        return any(each.as_torch for each in self.datasets)
 
-        Parameters
-        ----------
-        num_workers
-            Number of worker processes.
-        **options
-            Other parameters of `torch.utils.data.DataLoader`.
-        """
-        return loader_over(
-            self,
-            num_workers,
-            options,
-            as_torch=any(each.as_torch for each in self.datasets),
-            can_be_forked=all(each._can_be_forked for each in self.datasets),  # noqa: SLF001
-        )
+    @property
+    def _can_be_forked(self) -> bool:
+        return all(each._can_be_forked for each in self.datasets)  # noqa: SLF001
 
     @property
     def minibatch_bytes(self) -> int:
@@ -173,12 +163,6 @@ class InterleavedDatasets(ResumableDataset):
     @property
     def _seeds(self) -> tuple[CommonSeed, ...]:
         return tuple(each._seed for each in self.datasets)  # noqa: SLF001
-
-    def _seed_values(self, seeds: list[int]) -> list[int]:
-        return seeds
-
-    def _seeds_of(self, value: list[int]) -> list[int]:
-        return value
 
     def _n_left(self, beginning: Beginning) -> int:
         position = beginning.position
@@ -206,10 +190,6 @@ class InterleavedDatasets(ResumableDataset):
             "data": {"datasets": [part["data"] for part in parts]},
             "configuration": configuration,
         }
-
-    def _require_in_range(self, position: Position, seeds: tuple[int, ...]) -> None:
-        if position.progress.world_size == (self.streams or self.world_size):
-            super()._require_in_range(position, seeds)
 
     def _minibatches(self, beginning: Beginning) -> Minibatches:
         with ExitStack() as stack:
@@ -248,17 +228,16 @@ class InterleavedDatasets(ResumableDataset):
 
     def _rest(self, beginning: Beginning) -> NDArray[np.int64]:
         """Return which dataset delivers each minibatch that is left of an epoch."""
-        return self._turns_of(beginning)[beginning.position.progress.n_minibatches :]
-
-    def _turns_of(self, beginning: Beginning) -> NDArray[np.int64]:
-        epoch = beginning.position.epoch
-        return self._turns(beginning.seeds[0], epoch, beginning.world_size)
+        position, seed = beginning.position, beginning.seeds[0]
+        turns = self._turns(seed, position.epoch, beginning.world_size)
+        return turns[position.progress.n_minibatches :]
 
     def _order(self, beginning: Beginning) -> "list[_Fetch]":
         """Return the fetches that are left of an epoch, in the order in which they are needed."""
         known = self._latest_order
         if known is None or known[0] != beginning:
-            turns = self._turns_of(beginning)
+            epoch = beginning.position.epoch
+            turns = self._turns(beginning.seeds[0], epoch, beginning.world_size)
             all_left = (self._left(k, beginning, turns) for k in range(len(self.datasets)))
             found = [each for left in all_left for each in left]
             known = beginning, sorted(found, key=lambda each: each.needed)

@@ -9,12 +9,11 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, TypeVar, cast
 
-from cellfeed._errors import CellfeedError, DeliveryError, ParameterError, require_not_negative
-from cellfeed._torch import DataLoader, default_convert, require_torch, torch
+from cellfeed._errors import CellfeedError, DeliveryError, ParameterError
+from cellfeed._torch import DataLoader, default_convert, torch
 from cellfeed.bytes._buffers import can_lend
 from cellfeed.dataset import _workers
 from cellfeed.dataset._run import Beginning, Iteration, wait_for_dropped
@@ -26,16 +25,6 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 # Bytes of minibatches that a worker sends at once: few, since memory that is new to the system
 # takes longer than a message.
 _MESSAGE_BYTES = 16 * 2**20
-
-# Options of a DataLoader, and why the loader does not take them.
-_NOT_TAKEN = (
-    dict.fromkeys(("batch_size", "drop_last"), "is a parameter of the dataset; give it there")
-    | dict.fromkeys(
-        ("shuffle", "sampler", "batch_sampler"),
-        "does not apply; the strategy of the dataset determines the order",
-    )
-    | {"in_order": "does not apply; minibatches arrive in the order of the plan, always"}
-)
 
 
 class _Sampler:
@@ -97,9 +86,6 @@ class MinibatchLoader(DataLoader[Any]):
         wait_for_dropped()  # their workers take memory and processors
         with self.dataset.begun() as (beginning, epoch), interrupts_held():
             workers = self._kept
-            if workers is not None and workers.have_died:
-                workers.end()
-                self._kept = workers = None
             if workers is None:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # of the number of workers, as torch has said
@@ -175,7 +161,7 @@ class _Workers:
     """
 
     def __init__(self, dataset: Any, options: Mapping[str, Any], num_workers: int) -> None:
-        self._dataset, self._processes = dataset, list[BaseProcess]()
+        self._dataset = dataset
         self._leave = list[_workers.Event]()
         method = options.get("multiprocessing_context")
         if not isinstance(method, BaseContext):
@@ -187,8 +173,8 @@ class _Workers:
         own = {
             "batch_size": None,
             "num_workers": 1,
-            "collate_fn": _as_it_is,
-            "multiprocessing_context": _noting(method, self._processes),
+            "collate_fn": as_it_is,
+            "multiprocessing_context": _without_locks(method),
         }
         self._generator = options.get("generator")
         self._generators = [torch.Generator() for _ in range(num_workers)]
@@ -199,7 +185,7 @@ class _Workers:
                 leave=self._leave[k],
                 file=None if arrivals is None else arrivals.files[k],
                 key=0 if arrivals is None else arrivals.key,
-                are_rows_placed=collate in (default_convert, _as_it_is),
+                are_rows_placed=collate in (default_convert, as_it_is),
                 then=options.get("worker_init_fn"),
                 worker=k,
                 num_workers=num_workers,
@@ -214,15 +200,6 @@ class _Workers:
             # Garbage collection of a cycle closes the queues first: torch could not tell workers to
             # end, and would wait 5 s for each.
             weakref.finalize(self, _end, self._leave).atexit = False
-
-    @property
-    def have_died(self) -> bool:
-        """Whether a worker that should persist has ended."""
-        return any(not each.is_alive() for each in self._processes)
-
-    def end(self) -> None:
-        """End all workers at once."""
-        _end(self._leave)
 
     def delivered(self, beginning: Beginning) -> Generator[Any, None, None]:
         """Deliver what is left of an epoch, in order.
@@ -377,20 +354,15 @@ def _end(leave: list[_workers.Event]) -> None:
         each.set()
 
 
-def _noting(context: BaseContext, processes: list[BaseProcess]) -> BaseContext:
-    """Return a context that notes the processes that it starts, and whose events have no lock."""
+def _without_locks(context: BaseContext) -> BaseContext:
+    """Return a context whose events have no lock."""
 
-    class Noting(type(context)):  # type: ignore[misc]
-        def Process(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802 - its name
-            process = context.Process(*arguments, **options)  # type: ignore[attr-defined]
-            processes.append(process)
-            return process
-
+    class WithoutLocks(type(context)):  # type: ignore[misc]
         def Event(self) -> Any:  # noqa: N802 - its name
             return _workers.Event(context)
 
-    noting: BaseContext = Noting()
-    return noting
+    changed: BaseContext = WithoutLocks()
+    return changed
 
 
 class _ToBeCalled:
@@ -416,45 +388,6 @@ def to_be_called(method: _F) -> _F:
     return cast(_F, _ToBeCalled(method))
 
 
-def loader_over(
-    dataset: Any,
-    num_workers: int,
-    options: dict[str, Any],
-    *,
-    as_torch: bool,
-    can_be_forked: bool,
-) -> MinibatchLoader:
-    """Return a DataLoader over the minibatches of a dataset.
-
-    Parameters
-    ----------
-    dataset
-        The dataset.
-    num_workers, options
-        Number of worker processes, and other parameters of `torch.utils.data.DataLoader`.
-    as_torch
-        Whether NumPy arrays are made tensors.
-    can_be_forked
-        Whether workers that are forked can read what this process has open.
-
-    Raises
-    ------
-    ParameterError
-        ``num_workers`` is negative or not an integer, or an option belongs to the dataset.
-    """
-    require_torch("`loader`")
-    require_not_negative("num_workers", num_workers)
-    for name in options:
-        if name in _NOT_TAKEN:
-            msg = f"`{name}` of `loader` {_NOT_TAKEN[name]}"
-            raise ParameterError(msg)
-    options = {name: value for name, value in options.items() if value is not None}
-    options.setdefault("collate_fn", default_convert if as_torch else _as_it_is)
-    if num_workers and not can_be_forked:
-        options.setdefault("multiprocessing_context", context_without_threads())
-    return MinibatchLoader(dataset, batch_size=None, num_workers=num_workers, **options)
-
-
 def context_without_threads() -> BaseContext:
     """Return a multiprocessing context for workers that must not inherit this process's threads.
 
@@ -467,6 +400,6 @@ def context_without_threads() -> BaseContext:
     return context
 
 
-def _as_it_is(minibatch: Any) -> Any:
+def as_it_is(minibatch: Any) -> Any:
     """Return a minibatch unchanged: a ``collate_fn`` that keeps NumPy arrays."""
     return minibatch

@@ -13,7 +13,6 @@ from numpy.typing import DTypeLike
 
 from cellfeed._errors import ParameterError, require_one_of, require_positive
 from cellfeed._torch import HAS_TORCH, torch
-from cellfeed.collection import Collection
 from cellfeed.decode import Verify
 from cellfeed.fetch import RowTransform, Transforms, split_steps
 from cellfeed.machine import usable_memory_bytes
@@ -73,56 +72,6 @@ class ReadOptions:
             if getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
         require_one_of("verify", self.verify, get_args(Verify))
-
-
-def require_that_they_apply(collection: Any, *, is_read_here: bool, **given: object) -> None:
-    """Check that parameters for reading a `Collection` are given only if cellfeed reads one.
-
-    Parameters
-    ----------
-    collection
-        The collection.
-    is_read_here
-        Whether cellfeed reads it, and no function of the user.
-    **given
-        The parameters; None for those that are not given.
-
-    Raises
-    ------
-    ParameterError
-        A given parameter would be ignored.
-    """
-    if is_read_here:
-        return
-    if isinstance(collection, Collection):
-        reader = "a `fetch_callback`"
-        given["dense"] = None  # which applies to the cells that it returns
-    else:
-        reader = f"an indexable of type {type(collection).__name__}"
-    ignored = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
-    if ignored:
-        msg = (
-            "`dense`, `dtype`, `transform` and `read_options` apply only when cellfeed reads a "
-            f"Collection, but got {ignored} with {reader}; leave it out, and convert in "
-            "`batch_transform`"
-        )
-        raise ParameterError(msg)
-
-
-def require_no_workers(device: torch.device, num_workers: int) -> None:
-    """Check that no worker process delivers cells that are on a device.
-
-    Raises
-    ------
-    ParameterError
-        One does.
-    """
-    if num_workers:
-        msg = (
-            f"`num_workers` must be 0 if cells are on {device}, where their own process gathers "
-            f"minibatches, but got {num_workers}; write `dataset.loader(num_workers=0)`"
-        )
-        raise ParameterError(msg)
 
 
 def require_callables(**functions: object) -> None:

@@ -54,7 +54,7 @@ class Ranks:
     Raises
     ------
     ParameterError
-        One is given without the other, or ``rank`` is outside [0, world_size).
+        One is given without the other, or is no integer.
     """
 
     def __init__(self, rank: int | None, world_size: int | None) -> None:
@@ -69,11 +69,8 @@ class Ranks:
                 "give both, or neither to use torch.distributed"
             )
             raise ParameterError(msg)
-        rank, world_size = require_integer("rank", rank), require_positive("world_size", world_size)
-        if not 0 <= rank < world_size:
-            msg = f"`0 <= rank < world_size` must hold, but got {rank=}, {world_size=}"
-            raise ParameterError(msg)
-        self._given = rank, world_size
+        # A plan checks that the rank is among them.
+        self._given = require_integer("rank", rank), require_positive("world_size", world_size)
 
     @property
     def need_seed(self) -> str:
@@ -278,16 +275,12 @@ def _exchanged(store: Any, rank: int, n_ranks: int, statement: Mapping[str, Any]
             raise
     verdict: dict[str, Any] = json.loads(store.get(f"{key}/verdict"))
     if "first" not in verdict:
-        _leave_together(store, f"{key}/heard", rank, n_ranks)
+        # The first rank, which may have the store, waits until the others know the verdict.
+        n_heard, began = store.add(f"{key}/heard", 1), time.monotonic()
+        while rank == 0 and n_heard < n_ranks and time.monotonic() - began < _MOST_LEAVING:
+            time.sleep(_MOST_PAUSE)
+            n_heard = store.add(f"{key}/heard", 0)
     return verdict
-
-
-def _leave_together(store: Any, key: str, rank: int, n_ranks: int) -> None:
-    """Let the first rank, which may have the store, wait until the others know the verdict."""
-    n_heard, began = store.add(key, 1), time.monotonic()
-    while rank == 0 and n_heard < n_ranks and time.monotonic() - began < _MOST_LEAVING:
-        time.sleep(_MOST_PAUSE)
-        n_heard = store.add(key, 0)
 
 
 def _verdict(store: Any, key: str, n_ranks: int) -> dict[str, Any]:
@@ -296,11 +289,22 @@ def _verdict(store: Any, key: str, n_ranks: int) -> dict[str, Any]:
         _wait(store, lambda: store.add(f"{key}/come", 0) >= n_ranks, key, n_ranks)
     except DeliveryError as error:
         return {"missing": str(error)}
-    stated = [json.loads(store.get(f"{key}/{rank}")) for rank in range(n_ranks)]
-    for rank, its in enumerate(stated):
-        if difference := _difference(stated[0], rank, its):
-            return {"difference": difference}
-    return {"first": stated[0]}
+    first, *others = (json.loads(store.get(f"{key}/{rank}")) for rank in range(n_ranks))
+    for rank, its in enumerate(others, 1):
+        differing = [
+            f"{name}={value!r} on rank 0, {name}={its.get(name)!r} on rank {rank}"
+            for name, value in first.items()
+            if its.get(name) != value and not (name.startswith("seed") and its[name] is None)
+        ]
+        if differing:
+            msg = (
+                f"ranks begin different epochs: {'; '.join(differing)}; give all ranks the same "
+                "files, parameters and state, call `set_epoch(epoch)` on all ranks, look at "
+                "minibatches of one rank with `peek(n)`, or give rank=0, world_size=1 to a dataset "
+                "that one rank uses by itself"
+            )
+            return {"difference": msg}
+    return {"first": first}
 
 
 def _wait(store: Any, is_ready: Any, key: str, n_ranks: int) -> None:
@@ -329,23 +333,6 @@ def _wait(store: Any, is_ready: Any, key: str, n_ranks: int) -> None:
             has_said = True
         time.sleep(pause)
         pause = min(2 * pause, _MOST_PAUSE)
-
-
-def _difference(first: Mapping[str, Any], rank: int, its: Mapping[str, Any]) -> str:
-    """Return how the statement of a rank differs from the first one's, in one line, or ""."""
-    differing = [
-        f"{name}={value!r} on rank 0, {name}={its.get(name)!r} on rank {rank}"
-        for name, value in first.items()
-        if its.get(name) != value and not (name.startswith("seed") and its[name] is None)
-    ]
-    if not differing:
-        return ""
-    return (
-        f"ranks begin different epochs: {'; '.join(differing)}; give all ranks the same files, "
-        "parameters and state, call `set_epoch(epoch)` on all ranks, look at minibatches of one "
-        "rank with `peek(n)`, or give rank=0, world_size=1 to a dataset that one rank uses by "
-        "itself"
-    )
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

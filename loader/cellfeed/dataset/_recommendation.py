@@ -1,18 +1,15 @@
 """The settings of a dataset from a result of ``autotune``."""
 
 import json
-import math
 import os
 import platform
 import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import psutil
 from numpy.typing import ArrayLike
 
 from cellfeed import sampling
@@ -30,25 +27,70 @@ from cellfeed.machine import usable_cores
 SCHEMA = "cellfeed.autotune/4"
 
 
-@dataclass(frozen=True, slots=True)
 class Recommendation:
     """The settings that ``autotune`` chose.
 
     Parameters
     ----------
-    name
-        Name of the result, for messages.
     result
-        The result as JSON values.
+        Path of a result, or an object whose ``to_json()`` returns it.
+
+    Attributes
+    ----------
     settings
         ``block_size``, ``fetch_factor``, ``num_workers`` and ``batch_size``; ``align``,
         ``num_threads`` and ``prefetch``, which are None if they were not tuned; and the
         description of the tuned ``strategy``, None for shuffled blocks.
+
+    Raises
+    ------
+    PathError
+        There is no such file.
+    FormatError
+        The file is not a result of ``autotune``, or the result recommends nothing.
+    ParameterError
+        ``result`` is neither.
     """
 
-    name: str
-    result: Mapping[str, Any]
-    settings: Mapping[str, Any]
+    def __init__(self, result: Any) -> None:
+        content: Any = None
+        self._name = "the result"
+        if isinstance(result, str | os.PathLike):
+            self._name = str(result)
+            # Not `Path.is_file`, which fails if the path is too long, as JSON in its place is.
+            if not os.path.isfile(self._name):  # noqa: PTH113
+                msg = f"{self._name}: no such file; make it with `autotune PATH... --label COLUMN`"
+                raise PathError(msg)
+            with suppress(ValueError, RecursionError):
+                content = json.loads(Path(self._name).read_text("utf-8"))
+        elif hasattr(result, "to_json"):
+            content = result.to_json()
+        else:
+            msg = (
+                "`result` must be the path of an autotune.json or a result, but got one of type "
+                f"{type(result).__name__}"
+            )
+            raise ParameterError(msg)
+        self._result = content
+        try:
+            if not isinstance(content, dict):
+                why = "not a result of autotune (no JSON object); give the file that it wrote"
+            elif (schema := content["schema"]) != SCHEMA:
+                why = f"has schema {schema!r}, but {SCHEMA!r} is needed; run autotune again"
+            elif loader := content["dataset"].get("loader"):
+                why = f"is of {loader}, whose settings do not apply here; run autotune again"
+            elif fault := content.get("loader_fault"):
+                why = f"recommends nothing, since wrong data were delivered: {fault}"
+            elif content["recommended"] is None:
+                why = "recommends nothing, since no configuration was feasible; run autotune again"
+            else:
+                self.settings = _settings(content)
+                return
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            why = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
+            why = f"not a result of autotune ({why}); give the file that it wrote"
+            raise FormatError(f"{self._name}: {why}") from error
+        raise FormatError(f"{self._name}: {why}")
 
     def strategy_of(self, indices: ArrayLike | None) -> sampling.SamplingStrategy:
         """Return the tuned strategy, with the recommended block size.
@@ -75,7 +117,7 @@ class Recommendation:
         missing = tuned["arrays"] if kind else ["parameters"]
         if missing:
             msg = (
-                f"{self.name}: is of {name}, but does not contain the {' and '.join(missing)} of "
+                f"{self._name}: is of {name}, but does not contain the {' and '.join(missing)} of "
                 f"it; give strategy={name}(..., block_size={block_size})"
             )
             raise ParameterError(msg)
@@ -88,126 +130,43 @@ class Recommendation:
         try:
             strategy: sampling.SamplingStrategy = kind(**parameters, indices=indices)
         except TypeError as error:
-            msg = f"{self.name}: the strategy {name} in it is damaged ({error}); run autotune again"
+            msg = (
+                f"{self._name}: the strategy {name} in it is damaged ({error}); run autotune again"
+            )
             raise FormatError(msg) from error
         return strategy
 
     def warn_of_differences(
         self, collection: Any, batch_size: int, strategy: sampling.SamplingStrategy
     ) -> None:
-        """Warn if the settings are a prediction, or were measured in other conditions.
-
-        Properties that the result does not contain are not compared.
-        """
-        if self.result["recommended"].get("basis") == "predicted":
-            warnings.warn(
-                f"{self.name}: its settings are predicted, since there was no time to measure "
-                "them; run autotune again with a larger budget, or on a machine that does less",
-                UserWarning,
-                stacklevel=3,
-            )
+        """Warn if the settings were measured in other conditions, as far as the result has them."""
+        is_ours = hasattr(collection, "elements")
         here = {
-            "n_cells": count_indexable_rows(collection),
-            "n_vars": getattr(collection, "n_vars", None),
-            "layout": getattr(collection, "layout", None),
-            "batch_size": batch_size,
+            "dataset.n_cells": count_indexable_rows(collection),
+            "dataset.n_vars": getattr(collection, "n_vars", None),
+            "dataset.layout": getattr(collection, "layout", None),
+            "dataset.dtype": str(collection.dtype) if is_ours else None,
+            "dataset.elements": list(collection.elements) if is_ours else None,
+            "dataset.batch_size": batch_size,
+            "machine.platform.architecture": platform.machine(),
+            "machine.cpu.usable_cores": usable_cores(),
+            "strategy.name": type(strategy).__name__,
         }
-        if here["layout"] is not None:
-            here |= {"dtype": str(collection.dtype), "elements": list(collection.elements)}
-        of, memory = self._measured, psutil.virtual_memory().total / 1e9
-        architecture = of("machine", "platform", "architecture")
-        cores, n_bytes = (
-            of("machine", "cpu", "usable_cores"),
-            of("machine", "memory", "total_bytes"),
-        )
-        measured = n_bytes / 1e9 if isinstance(n_bytes, int | float) else None
-        compared = [
-            (f"{k}={{}}, but it is {{}}", of("dataset", k), each) for k, each in here.items()
-        ]
-        compared += [
-            ("a processor of type {}, but it is {}", architecture, platform.machine()),
-            ("{:g} usable cores, but there are {:g}", cores, usable_cores()),
-            ("{:.3g} GB of memory, but there are {:.3g} GB", measured, memory),
-            ("{}, but it is {}", of("strategy", "name"), type(strategy).__name__),
-        ]
-        differences = [f"{text.format(*both)} here" for text, *both in compared if _differ(*both)]
+        differences = list[str]()
+        for path, value in here.items():
+            measured: Any = self._result
+            for name in path.split("."):
+                measured = measured.get(name) if isinstance(measured, Mapping) else None
+            if value is not None and measured not in (None, [], "unknown", value):
+                shown = path.removeprefix("dataset.")
+                differences.append(f"{shown}={measured}, but it is {value} here")
         if differences:
             warnings.warn(
-                f"{self.name}: was measured with {'; '.join(differences)}; its settings may be "
+                f"{self._name}: was measured with {'; '.join(differences)}; its settings may be "
                 "far from the best, so run autotune again",
                 UserWarning,
                 stacklevel=3,
             )
-
-    def _measured(self, *names: str) -> Any:
-        """Return a value of the result by the names of its place; None if there is none."""
-        value: Any = self.result
-        for name in names:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        return value
-
-
-def _differ(measured: Any, here: Any) -> bool:
-    """Whether both are known and differ; floats, by more than the memory a system reserves."""
-    if isinstance(here, float):
-        return isinstance(measured, int | float) and not math.isclose(measured, here, rel_tol=0.05)
-    return here is not None and measured not in (None, [], "unknown", here)
-
-
-class Recommending(Protocol):
-    """A result of ``autotune`` in memory."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the text of an ``autotune.json``."""
-
-
-def read_recommendation(result: str | os.PathLike[str] | Recommending) -> Recommendation:
-    """Read the recommended settings from a file, or take them from a result.
-
-    Raises
-    ------
-    PathError
-        There is no such file.
-    FormatError
-        The file is not a result of ``autotune``, or the result recommends nothing.
-    ParameterError
-        ``result`` is neither.
-    """
-    content: Any = None
-    if isinstance(result, str | os.PathLike):
-        name = str(result)
-        # Not `Path.is_file`, which fails if the path is too long, as JSON in place of a path is.
-        if not os.path.isfile(name):  # noqa: PTH113
-            msg = f"{name}: no such file; make it with `autotune PATH... --label COLUMN`"
-            raise PathError(msg)
-        with suppress(ValueError, RecursionError):
-            content = json.loads(Path(name).read_text("utf-8"))
-    elif hasattr(result, "to_json"):
-        name, content = "the result", result.to_json()
-    else:
-        kind = type(result).__name__
-        msg = (
-            f"`result` must be the path of an autotune.json or a result, but got one of type {kind}"
-        )
-        raise ParameterError(msg)
-    try:
-        if not isinstance(content, dict):
-            why = "not a result of autotune (no JSON object); give the file that it wrote"
-        elif content["schema"] != SCHEMA:
-            why = f"has schema {content['schema']!r}, but {SCHEMA!r} is needed; run autotune again"
-        elif loader := content["dataset"].get("loader"):
-            why = f"is of {loader}, whose settings do not apply to this loader; run autotune again"
-        elif content.get("loader_fault") is not None:
-            why = f"recommends nothing, since wrong data were delivered: {content['loader_fault']}"
-        elif content["recommended"] is None:
-            why = "recommends nothing, since no configuration was feasible; run autotune again"
-        else:
-            return Recommendation(name, content, _settings(content))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
-        why = f"not a result of autotune ({why}); give the file that it wrote"
-        raise FormatError(f"{name}: {why}") from error
-    raise FormatError(f"{name}: {why}")
 
 
 def _settings(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,14 +179,14 @@ def _settings(result: Mapping[str, Any]) -> dict[str, Any]:
     """
     recommended, strategy = result["recommended"], result.get("strategy")
     sizes = recommended["configuration"]
-    counts = {name: sizes[name] for name in ("block_size", "fetch_factor")}
-    counts["batch_size"] = result["dataset"]["batch_size"]
+    settings = {name: sizes[name] for name in ("block_size", "fetch_factor")}
+    settings["batch_size"] = result["dataset"]["batch_size"]
     tuned = {"num_threads": sizes.get("num_threads"), "prefetch": recommended.get("prefetch")}
-    for name, value in (counts | {name: tuned[name] or 1 for name in tuned}).items():
+    for name, value in (settings | {name: tuned[name] or 1 for name in tuned}).items():
         require_positive(name, value)
-    require_not_negative("num_workers", sizes["num_workers"])
     if strategy is not None:
         kinds = {"name": str, "parameters": dict, "arrays": list}
         strategy = {name: kind(strategy[name]) for name, kind in kinds.items()}
-    others = {"align": sizes.get("align"), "strategy": strategy}
-    return counts | tuned | others | {"num_workers": sizes["num_workers"]}
+    workers = require_not_negative("num_workers", sizes["num_workers"])
+    others = {"align": sizes.get("align"), "strategy": strategy, "num_workers": workers}
+    return settings | tuned | others

@@ -5,19 +5,27 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from itertools import islice
+from operator import add, sub
 from typing import Any, Self
 
-from cellfeed._errors import ParameterError, StateError, require_positive
-from cellfeed._torch import IterableDataset, get_worker_info
+from cellfeed._errors import ParameterError, StateError, require_not_negative, require_positive
+from cellfeed._torch import IterableDataset, default_convert, get_worker_info, require_torch
+from cellfeed.dataset._loader import (
+    MinibatchLoader,
+    as_it_is,
+    context_without_threads,
+    to_be_called,
+)
 from cellfeed.dataset._ranks import CommonSeed, Ranks, begin_together, flat
 from cellfeed.dataset._run import Beginning, Epoch, Iteration, Position, Run
 from cellfeed.dataset._state import position_of, require_epoch, state_of
-from cellfeed.dataset._statistics import Statistics, StatisticsLog, statistics_of
-from cellfeed.decode import Counters
+from cellfeed.decode import Counter, Counters
 from cellfeed.rows import Cells
 from cellfeed.rows._minibatch import refuse_collating
 from cellfeed.sampling import Progress
@@ -26,6 +34,136 @@ refuse_collating(Cells)
 
 # Numbers of epochs that follow from torch's seed are below this.
 _DRAWN_EPOCHS = 1 << 61
+
+
+# What a dataset has done, and the time that it took.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Counts of the work done, and the time of each stage in seconds.
+
+    The times of reading stages are sums over all threads and processes, which run concurrently with
+    each other and with training. ``waiting`` and ``training`` are times of the training loop, one
+    after the other, and show whether training waits for the loader.
+
+    Parameters
+    ----------
+    n_fetches, n_minibatches, n_cells
+        Fetches that were planned, minibatches that the training loop received, and cells that
+        were made into minibatches, without controls and neighbours.
+    n_chunks, bytes_read, bytes_decompressed, bytes_used
+        Chunks that were read, their stored bytes, their bytes after decompression, and how many
+        of these were used. Chunks that the format's own library reads are not counted.
+    n_tokens, n_unknown
+        Tokens that tokenizers made, without padding, and values other than 0 that they left out
+        since their genes are not in the vocabulary.
+    planning
+        Choosing rows, chunks and their positions in minibatches; CPU time.
+    reading
+        Waiting for bytes, from storage or the page cache.
+    decompressing
+        Decompressing chunks and undoing their filters.
+    placing
+        Copying elements into minibatches, with casts and transforms.
+    library
+        Reading by the format's own library, by a custom source, or by your ``fetch_callback``.
+    densifying
+        Making sparse rows dense.
+    tokenizing
+        Making tokens of rows.
+    making_tensors
+        Making tensors from the buffers that were read.
+    functions
+        Running your functions on fetches and minibatches.
+    sending
+        Sending minibatches from worker processes.
+    waiting
+        Time in which the training loop waited for the next minibatch.
+    training
+        Time of the training loop between minibatches.
+
+    Examples
+    --------
+    ``after - before`` gives the work done in between.
+    """
+
+    n_fetches: int
+    n_minibatches: int
+    n_cells: int
+    n_chunks: int
+    bytes_read: int
+    bytes_decompressed: int
+    bytes_used: int
+    n_tokens: int
+    n_unknown: int
+    planning: float
+    reading: float
+    decompressing: float
+    placing: float
+    library: float
+    densifying: float
+    tokenizing: float
+    making_tensors: float
+    functions: float
+    sending: float
+    waiting: float
+    training: float
+
+    def __sub__(self, other: Self) -> Self:
+        return self._with(other, sub)
+
+    def __add__(self, other: Self) -> Self:
+        return self._with(other, add)
+
+    @property
+    def waiting_share(self) -> float:
+        """Share of its time that the training loop waited; NaN before the first minibatch."""
+        whole = self.waiting + self.training
+        return self.waiting / whole if whole else float("nan")
+
+    def scalars(self) -> dict[str, float]:
+        """Return what is worth a curve: throughput, and the times of all stages.
+
+        Returns
+        -------
+        ``cellfeed/cells_per_second`` of the training loop, ``cellfeed/waiting_share``, and for each
+        stage its microseconds per cell, summed over threads, such as
+        ``cellfeed/decompressing_us_per_cell``. Empty before the first minibatch.
+        """
+        seconds = self.waiting + self.training
+        if not seconds:
+            return {}
+        found = {"cells_per_second": self.n_cells / seconds, "waiting_share": self.waiting_share}
+        found |= {f"{name}_us_per_cell": each for name, each in self._stages().items()}
+        return {f"cellfeed/{name}": float(value) for name, value in found.items()}
+
+    def __str__(self) -> str:
+        waited = f"{self.waiting:,.2f} s ({self.waiting_share:.0%})"
+        lines = [
+            f"{self.n_cells:,} cells in {self.n_minibatches:,} minibatches",
+            f"the training loop waited {waited} and trained {self.training:,.2f} s",
+        ]
+        lines += [
+            f"{name.replace('_', ' '):<15}{each:>9.2f} us per cell"
+            for name, each in self._stages().items()
+            if each
+        ]
+        return "\n".join(lines)
+
+    def _stages(self) -> dict[str, float]:
+        """Return the microseconds per cell of each stage."""
+        names, per_cell = _NAMES[Counter.PLANNING : Counter.WAITING], 1e6 / max(1, self.n_cells)
+        return {name: getattr(self, name) * per_cell for name in names}
+
+    def _with(self, other: Self, operation: Callable[[float, float], float]) -> Self:
+        values: dict[str, Any] = {
+            name: operation(getattr(self, name), getattr(other, name)) for name in _NAMES
+        }
+        return type(self)(**values)
+
+
+_NAMES = [each.name for each in fields(Statistics)]
 
 
 class ResumableDataset(IterableDataset[Any], ABC):
@@ -40,6 +178,9 @@ class ResumableDataset(IterableDataset[Any], ABC):
     """
 
     _is_made = False
+    _num_workers = 0
+    _has_parts = False  # datasets with seeds of their own
+    as_torch: bool
 
     def __init__(self, ranks: Ranks, streams: int | None) -> None:
         super().__init__()
@@ -110,9 +251,14 @@ class ResumableDataset(IterableDataset[Any], ABC):
     def _n_left(self, beginning: Beginning) -> int:
         """Return how many minibatches are left of an epoch."""
 
+    @property
     @abstractmethod
+    def _can_be_forked(self) -> bool:
+        """Whether workers that are forked can read what this process has open."""
+
     def _minibatches(self, beginning: Beginning) -> Generator[Any, None, None]:
         """Deliver the rest of an epoch in this process."""
+        return self._of_worker(beginning, 0, 1)
 
     @abstractmethod
     def _sizes(self, beginning: Beginning) -> Iterable[int]:
@@ -171,12 +317,15 @@ class ResumableDataset(IterableDataset[Any], ABC):
         refuse_second_division(self)
         before = self._run.begin()
         try:
-            position = before.upcoming.divided_among(self.streams or self.world_size)
+            position = before[0].divided_among(self.streams or self.world_size)
             group = self._ranks.group
             if group is not None:
                 self._begin_together(group, position)
             beginning = self._beginning_at(position)
-            yield beginning, self._run.begun(position, self._n_left(beginning), self._counters)
+            n_left, run = self._n_left(beginning), weakref.ref(self._run)
+            epoch = Epoch(start=position, n_left=n_left, run=run, counters=self._counters)
+            self._run.latest = epoch
+            yield beginning, epoch
         except BaseException:
             self._run.take_back(before)
             raise
@@ -270,6 +419,60 @@ class ResumableDataset(IterableDataset[Any], ABC):
         self._n_left(beginning)  # which refuses what cannot go on
         return [*islice(Iteration(lambda: self._minibatches(beginning)), require_positive("n", n))]
 
+    @to_be_called
+    def loader(self, num_workers: int | None = None, **options: Any) -> MinibatchLoader:
+        """Return a DataLoader over the minibatches, whose position can be saved and restored.
+
+        Minibatches arrive in the order of the plan, with any number of workers. Each worker reads
+        every n-th fetch, and sends minibatches ahead in memory that
+        it shares with this process (and that needs no space in ``/dev/shm``): ``prefetch_factor``
+        messages of up to 16 MiB, or of one minibatch if that is larger. If a `Collection` is on a
+        server, in an object store or a TileDB-SOMA experiment, workers are not forked, since
+        threads of this process may be reading it: the start method is "forkserver" unless you pass
+        another ``multiprocessing_context``, so a script needs ``if __name__ == "__main__":``. A
+        ``worker_init_fn`` gets the number of the worker; for torch's `get_worker_info`, each is the
+        only one of its DataLoader.
+
+        Parameters
+        ----------
+        num_workers
+            Number of worker processes. If None, the number that ``autotune`` recommended, or 0
+            without a recommendation.
+        **options
+            Other parameters of `torch.utils.data.DataLoader`. ``prefetch_factor`` counts messages,
+            2 by default.
+
+        Raises
+        ------
+        DeliveryError
+            During iteration: workers persist, and another iteration has begun.
+        ParameterError
+            ``num_workers`` is negative or not an integer, or an option belongs to the dataset.
+            During iteration: there are workers, although cells were loaded on a device.
+        ImportError
+            torch is not installed.
+        """
+        require_torch("`loader`")
+        workers = self.num_workers if num_workers is None else num_workers
+        require_not_negative("num_workers", workers)
+        for name in ("batch_size", "drop_last", "shuffle", "sampler", "batch_sampler", "in_order"):
+            if name in options:
+                msg = (
+                    f"`{name}` does not apply to `loader`: the dataset makes minibatches, of its "
+                    "`batch_size`, in the order of its strategy; leave it out"
+                )
+                raise ParameterError(msg)
+        options = {name: value for name, value in options.items() if value is not None}
+        options.setdefault("collate_fn", default_convert if self.as_torch else as_it_is)
+        if workers and not self._can_be_forked:
+            options.setdefault("multiprocessing_context", context_without_threads())
+        return MinibatchLoader(self, batch_size=None, num_workers=workers, **options)
+
+    @property
+    def num_workers(self) -> int:
+        """Number of worker processes of `loader` that ``autotune`` recommended; else 0."""
+        return self._num_workers
+
     @property
     def counters(self) -> Counters:
         """Counters of this dataset and its copies in worker processes; see `statistics`."""
@@ -293,41 +496,16 @@ class ResumableDataset(IterableDataset[Any], ABC):
         >>> done.n_minibatches, done.n_cells
         (10, 100)
         """
-        return statistics_of(self._counters)
-
-    def log_statistics(self, log: Any, *, every: int = 100) -> None:
-        """Log statistics from now on, after every so many minibatches of the training loop.
-
-        Each time, they are those of the work since the last time; see `Statistics.scalars`. The
-        step is the number of minibatches that this dataset has delivered. This applies to epochs
-        that begin afterwards.
-
-        Parameters
-        ----------
-        log
-            A function of a dictionary and a step: ``wandb.log``, ``mlflow.log_metrics``,
-            ``accelerator.log``, the ``log_metrics`` of Lightning's loggers, or your own; or a
-            ``SummaryWriter`` of TensorBoard. None logs no more.
-        every
-            Number of minibatches.
-
-        Raises
-        ------
-        ParameterError
-            ``log`` is nothing of this kind, or ``every`` is below one.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from cellfeed import BlockShuffling, CellDataset
-        >>> dataset = CellDataset(np.arange(100), BlockShuffling(block_size=4), batch_size=10)
-        >>> dataset.log_statistics(lambda values, step: print(step, len(values)), every=5)
-        >>> for minibatch in dataset:
-        ...     pass
-        5 12
-        10 12
-        """
-        self._run.log = None if log is None else StatisticsLog(self._counters, log, every)
+        values = self._counters.values
+        # What only the dataset counts that the training loop iterates over.
+        of_loop = [Counter.MINIBATCHES, Counter.WAITING, Counter.TRAINING]
+        own = values[of_loop]
+        for each in self._counters.parts:
+            values += each.values
+        values[of_loop] = own
+        counted, n = values.tolist(), Counter.PLANNING
+        seconds = [nanoseconds / 1e9 for nanoseconds in counted[n:]]
+        return Statistics(**dict(zip(_NAMES, [*counted[:n], *seconds], strict=True)))
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the given epoch.
@@ -385,7 +563,8 @@ class ResumableDataset(IterableDataset[Any], ABC):
         """
         _require_no_worker()
         seeds = [each.use(self.world_size) for each in self._seeds]
-        return state_of(self._identity() | {"seed": self._seed_values(seeds)}, self._run.position)
+        seed = seeds if self._has_parts else seeds[0]
+        return state_of(self._identity() | {"seed": seed}, self._run.position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration delivers the rest of its epoch.
@@ -412,21 +591,13 @@ class ResumableDataset(IterableDataset[Any], ABC):
         """
         _require_no_worker()
         position = position_of(state, self._identity())
-        seeds = self._seeds_of(state["seed"])
+        seeds = state["seed"] if self._has_parts else [state["seed"]]
         for each, seed in zip(self._seeds, seeds, strict=True):
             each.require_no_other(seed)
         self._require_in_range(position, tuple(seeds))
         for each, seed in zip(self._seeds, seeds, strict=True):
             each.take(seed)
         self._run.go_to(position)
-
-    def _seed_values(self, seeds: list[int]) -> Any:
-        """Return the seeds as a JSON value of a state."""
-        return seeds[0]
-
-    def _seeds_of(self, value: Any) -> list[int]:
-        """Return the seeds in a state."""
-        return [value]
 
     def _require_in_range(self, position: Position, seeds: tuple[int, ...]) -> None:
         """Check that an epoch can have come as far as a state says.

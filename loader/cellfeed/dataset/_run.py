@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from cellfeed._errors import DeliveryError
 from cellfeed.decode import Counter, Counters
@@ -86,8 +86,6 @@ class Epoch:
         The run that it belongs to.
     counters
         Counters of minibatches and of waiting times.
-    log
-        Called after each minibatch, if given.
     """
 
     start: Position
@@ -95,7 +93,6 @@ class Epoch:
     # A reference cycle would keep shared memory open until garbage is collected.
     run: "weakref.ref[Run]"
     counters: Counters
-    log: Callable[[], object] | None = None
     n_delivered: int = 0
 
     @property
@@ -127,12 +124,6 @@ class Epoch:
                 self.counters.add(Counter.MINIBATCHES, 1)
                 _warn_of_non_counts(self.counters)
                 self.n_delivered += 1
-                try:
-                    if self.log is not None:
-                        self.log()
-                except BaseException:
-                    self.n_delivered -= 1  # its consumer does not receive it
-                    raise
                 if (run := self.run()) is not None:
                     run.latest = self
                 yield delivered.pop()
@@ -167,14 +158,6 @@ def _warn_of_non_counts(counters: Counters) -> None:
             warnings.warn(_DOUBTS[kind].format(n) + _REMEDY, UserWarning, stacklevel=3)
 
 
-class Before(NamedTuple):
-    """What a `Run` was before an iteration began."""
-
-    upcoming: Position
-    latest: Epoch | None
-    is_set: bool
-
-
 class Run:
     """Where a run is: ``upcoming``, where the next iteration begins, and the ``latest`` epoch.
 
@@ -186,15 +169,12 @@ class Run:
     ----------
     is_set
         Whether the epoch was set since the last iteration began.
-    log
-        Called after each minibatch.
     """
 
     def __init__(self) -> None:
         self.upcoming = Position()
         self.latest: Epoch | None = None
         self.is_set = False
-        self.log: Callable[[], object] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -212,29 +192,18 @@ class Run:
         with self._lock:
             self.upcoming, self.latest, self.is_set = position, None, is_set
 
-    def begin(self) -> "Before":
+    def begin(self) -> tuple[Position, Epoch | None, bool]:
         """Return what this was, at whose ``upcoming`` an iteration begins."""
         with self._lock:
-            before = Before(self.upcoming, self.latest, self.is_set)
-            self.upcoming, self.is_set = Position(epoch=before.upcoming.epoch + 1), False
+            before = self.upcoming, self.latest, self.is_set
+            self.upcoming, self.is_set = Position(epoch=self.upcoming.epoch + 1), False
             return before
 
-    def take_back(self, before: "Before") -> None:
+    def take_back(self, before: tuple[Position, Epoch | None, bool]) -> None:
         """Be as before an iteration that has not begun, unless others have since."""
         with self._lock:
-            if self.upcoming == Position(epoch=before.upcoming.epoch + 1):
+            if self.upcoming == Position(epoch=before[0].epoch + 1):
                 self.upcoming, self.latest, self.is_set = before
-
-    def begun(self, position: Position, n_left: int, counters: Counters) -> Epoch:
-        """Return the epoch that began at a position, of which it is the latest."""
-        self.latest = Epoch(
-            start=position,
-            n_left=n_left,
-            run=weakref.ref(self),
-            counters=counters,
-            log=self.log,
-        )
-        return self.latest
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs, which goes on by itself, at the next epoch."""

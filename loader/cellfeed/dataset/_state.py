@@ -25,10 +25,9 @@ _FORMAT, _VERSION = "cellfeed state", 2
 _EPOCH_LIMIT = 1 << 62
 _MOST_PROCESSES = 1 << 20
 _MOST_SHOWN = 80  # characters of what is no state
-_REMEDY = {
-    "data": "resume with the files, query or object that it was saved with",
-    "configuration": "resume with the same parameters",
-    "seed": "leave `seed` out, or give the same",
+_REMEDIES = {
+    "data": ("data", "resume with the files, query or object that it was saved with"),
+    "configuration": ("parameters", "resume with the same parameters"),
 }
 
 
@@ -61,7 +60,7 @@ def position_of(state: Any, identity: Mapping[str, Any]) -> Position:
     state
         The result of `state_of`, possibly after a round trip through JSON.
     identity
-        The identifiers that it must have. Without ``seed``, any seed is accepted.
+        The identifiers ``data`` and ``configuration`` that it must have.
 
     Raises
     ------
@@ -84,17 +83,34 @@ def position_of(state: Any, identity: Mapping[str, Any]) -> Position:
     if state.get("checksum") != _checksum(content):
         msg = "the state is damaged: its checksum does not match; load an earlier one"
         raise StateError(msg)
-    for name, here in identity.items():
-        _require_same(name, state[name], here)
+    for name, (what, remedy) in _REMEDIES.items():
+        there, here = state.get(name), identity[name]
+        there = there if isinstance(there, Mapping) else {}
+        differing = [
+            f"{each}={there.get(each)!r} there, {each}={here.get(each)!r} here"
+            for each in sorted({*there, *here})
+            if there.get(each) != here.get(each)
+        ]
+        if differing:
+            msg = f"the state is of other {what}: {'; '.join(differing)}; {remedy}"
+            raise StateError(msg)
     try:
-        return Position(
-            epoch=require_epoch(state["epoch"]),
-            after=tuple(map(_read, state["after"])),
-            progress=_read(state["progress"]),
-        )
+        return _position(state)
     except (KeyError, TypeError, ValueError, CellfeedError) as error:
         msg = f"the state is damaged: {error}; load an earlier one"
         raise StateError(msg) from error
+
+
+def _position(state: Mapping[str, Any]) -> Position:
+    parts = [
+        Progress(world_size=world_size, n_minibatches=n_minibatches)
+        for world_size, n_minibatches in (*state["after"], state["progress"])
+    ]
+    most = max(each.world_size for each in parts)
+    if most > _MOST_PROCESSES:
+        raise ValueError(f"it has world_size={most}")
+    epoch = require_epoch(state["epoch"])
+    return Position(epoch=epoch, after=tuple(parts[:-1]), progress=parts[-1])
 
 
 def data_identity(collection: Any, n_rows: int) -> dict[str, Any]:
@@ -215,28 +231,6 @@ def _hashed(values: Any) -> str:
         hashes: NDArray[np.uint64] = pd.util.hash_array(pd.array(values).astype(object))
         digest.update(hashes.data)
     return f"{len(values)} values, blake2b {digest.hexdigest()}"
-
-
-def _require_same(name: str, there: Any, here: Any) -> None:
-    differing = [f"{name}={there!r} there, {name}={here!r} here"]
-    if isinstance(there, Mapping) and isinstance(here, Mapping):
-        differing = [
-            f"{each}={there.get(each)!r} there, {each}={here.get(each)!r} here"
-            for each in sorted({*there, *here})
-            if there.get(each) != here.get(each)
-        ]
-    if there == here:
-        return
-    what = {"data": "data", "configuration": "parameters"}.get(name, name)
-    msg = f"the state is of other {what}: {'; '.join(differing)}; {_REMEDY[name]}"
-    raise StateError(msg)
-
-
-def _read(written: Any) -> Progress:
-    world_size, n_minibatches = written
-    if world_size > _MOST_PROCESSES:
-        raise ValueError(f"it has {world_size=}")
-    return Progress(world_size=world_size, n_minibatches=n_minibatches)
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -315,7 +314,8 @@ def message_of(minibatches: Any, lending: WorkerStart, pool: SharedPool) -> Mess
     others are copied into the pool if they are large.
     """
     file, placed = io.BytesIO(), _Placed(pool)
-    _Pickler(file, pickle.HIGHEST_PROTOCOL, True, placed.is_pickled).dump(minibatches)  # noqa: FBT003
+    pickler = _Pickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback=placed.is_pickled)
+    pickler.dump(minibatches)
     lent = list[Lent]()
     for piece in placed.numbers:
         piece.mark(is_lent=True)
@@ -354,34 +354,23 @@ class _Placed:
         return False
 
 
-class _Pickler(ForkingPickler):
+class _Pickler(pickle.Pickler):
+    """Pickles other tensors with their values, which torch would put into ``/dev/shm``."""
+
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce tensors."""
-        if not HAS_TORCH or not isinstance(obj, torch.Tensor | torch.UntypedStorage):
+        """Reduce tensors that are nothing but their values, in CPU memory, and sparse rows."""
+        if not HAS_TORCH or type(obj) is not torch.Tensor or obj.device.type != "cpu":
             return NotImplemented
-        if type(obj) is not torch.Tensor:
-            return _by_itself(obj)
-        if obj.layout == torch.sparse_csr and not obj.requires_grad:
+        if obj.requires_grad or obj.is_conj() or obj.is_neg() or obj.is_quantized or obj.is_nested:
+            return NotImplemented
+        if obj.layout == torch.sparse_csr:
             parts = obj.crow_indices(), obj.col_indices(), obj.values()
             return csr_tensor, (*parts, tuple(obj.shape))
-        if _is_plain(obj):  # unlike torch, which takes separate shared memory for each tensor
-            content = obj.contiguous().reshape(-1).view(torch.uint8).numpy()
-            return _tensor, (pickle.PickleBuffer(content.data), obj.dtype, tuple(obj.shape))
-        return _by_itself(obj)
-
-
-def _by_itself(obj: Any) -> Any:
-    """Return how to pickle a tensor with its values; torch would put them into ``/dev/shm``."""
-    if obj.device.type != "cpu":
-        return NotImplemented
-    if isinstance(obj, torch.UntypedStorage):
-        content = torch.empty(0, dtype=torch.uint8).set_(obj).numpy()
-        return _storage, (pickle.PickleBuffer(content.data),)
-    return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-
-
-def _storage(content: Any) -> "torch.UntypedStorage":
-    return _tensor(content, torch.uint8, (len(content),)).untyped_storage()
+        if obj.layout != torch.strided:
+            return NotImplemented
+        # Unlike torch, which takes separate shared memory for each tensor.
+        content = obj.contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _tensor, (pickle.PickleBuffer(content.data), obj.dtype, tuple(obj.shape))
 
 
 def _tensor(content: Any, dtype: "torch.dtype", shape: tuple[int, ...]) -> "torch.Tensor":
@@ -396,16 +385,3 @@ def _opened(
     pieces, dtype = ARRIVALS[key].take(lent), np.dtype(np.uint8)
     buffers = [pieces[number].array(dtype, n, start=start) for number, start, n in ranges]
     return pickle.loads(content, buffers=buffers)  # noqa: S301 - of a worker
-
-
-def _is_plain(tensor: "torch.Tensor") -> bool:
-    """Whether a tensor is nothing but its values, in CPU memory."""
-    return (
-        tensor.layout == torch.strided
-        and tensor.device.type == "cpu"
-        and not tensor.requires_grad
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-        and not tensor.is_quantized
-        and not tensor.is_nested
-    )

@@ -26,7 +26,7 @@ from cellfeed.sampling import (
     sorted_indices,
 )
 
-Redraw = Literal["visit", "epoch", "never"]
+Redraw = Literal["visit", "never"]
 Integers = NDArray[np.int64]
 
 _LEAST_BLOCK = 16  # controls, where treated cells come in smaller blocks
@@ -73,9 +73,8 @@ class MatchedControls(WithOthers):
         The rows that may be controls, each of which counts once. By default, the ``indices`` that
         the strategy was given, so that the training set has its own controls; or all rows.
     redraw
-        When a treated cell gets other controls: at each "visit"; in each "epoch", in which all
-        treated cells of a pool share the same ``k``; or "never", so that a treated cell has
-        the same controls in all epochs and for all seeds.
+        When a treated cell gets other controls: at each "visit", or "never", so that a treated cell
+        has the same controls in all epochs and for all seeds.
     replace
         Whether the controls of one treated cell are drawn with replacement. If not, they differ.
     unmatched
@@ -428,9 +427,8 @@ class _Matched:
     def companions(self, positions: Integers, *, together: int) -> Integers:
         """Return the controls at the given positions; see `MatchedOrder`."""
         flat = positions.ravel()
-        runs = {"visit": self._of_visits, "epoch": self._of_epoch, "never": self._of_rows}[
-            self.redraw
-        ](flat, together)
+        is_fixed = self.redraw == "never"
+        runs = self._of_rows(flat) if is_fixed else self._of_visits(flat, together)
         sizes = np.diff(self.pools.starts)[runs.pool]
         lengths = np.minimum(runs.n_slots * self.k, sizes)[:, None]
         among_k = np.arange(self.k)
@@ -474,13 +472,7 @@ class _Matched:
         keys = random_words(key, keys + run.astype(np.uint64))
         return _Runs(pools, keys, rank - first, stop - first, positions)
 
-    def _of_epoch(self, positions: Integers, together: int) -> _Runs:  # noqa: ARG002 - as others
-        """Return one run for all cells of a pool: the whole pool, of which they take the first."""
-        pools = self._pools_at(positions)
-        keys = random_words(derive_key(self.key, _RUN), pools)
-        return _Runs(pools, keys, 0 * pools, np.diff(self.pools.starts)[pools], pools)
-
-    def _of_rows(self, positions: Integers, together: int) -> _Runs:  # noqa: ARG002 - as others
+    def _of_rows(self, positions: Integers) -> _Runs:
         """Return one run for neighbours in storage."""
         rows = self.order(positions)
         pools = self._pools_at(positions)

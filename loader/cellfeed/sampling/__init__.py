@@ -18,7 +18,6 @@ from cellfeed.sampling._base import (
     sorted_indices,
 )
 from cellfeed.sampling._block_shuffling import BlockShuffling, ChunkStarts, Streaming
-from cellfeed.sampling._grouped import GroupedSampling
 from cellfeed.sampling._labels import (
     column_of,
     combined_codes,
@@ -34,20 +33,16 @@ from cellfeed.sampling._permutation import (
     random_words,
 )
 from cellfeed.sampling._plan import EpochPlan, Fetch, Share
-from cellfeed.sampling._weighted import BlockWeightedSampling, ClassBalancedSampling
 
 __all__ = [
     "ABSENT_BY_DEFAULT",
     "BlockShuffling",
     "BlockSizes",
-    "BlockWeightedSampling",
     "ChunkStarts",
     "ChunkedRows",
-    "ClassBalancedSampling",
     "EpochOrder",
     "EpochPlan",
     "Fetch",
-    "GroupedSampling",
     "MatchedOrder",
     "Permutation",
     "Progress",

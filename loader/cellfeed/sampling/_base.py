@@ -173,14 +173,6 @@ class SamplingStrategy(ABC):
         """
         return None
 
-    def prepared_bytes(self, n_rows: int) -> int:  # noqa: ARG002 - for subclasses
-        """Return how much memory the result of `epoch_order` takes, in bytes.
-
-        Every reading process keeps one for each epoch in progress. Memory that does not grow with
-        ``n_rows`` need not be counted. The default is 0.
-        """
-        return 0
-
 
 class WithOthers(SamplingStrategy):
     """A strategy whose cells another one chooses, and with which others come."""
@@ -203,10 +195,6 @@ class WithOthers(SamplingStrategy):
     def n_together(self) -> int:
         """Number of cells that the strategy keeps together."""
         return self.strategy.n_together
-
-    def prepared_bytes(self, n_rows: int) -> int:
-        """Return how much memory the strategy's order takes, in bytes."""
-        return self.strategy.prepared_bytes(n_rows)
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -312,15 +300,6 @@ def sorted_indices(indices: ArrayLike | None) -> NDArray[np.int64] | None:
         msg = f"`indices >= 0` must hold, but the smallest is {rows[0]}"
         raise ParameterError(msg)
     return rows
-
-
-def sorted_with(indices: ArrayLike | None, values: NDArray[Any]) -> NDArray[Any]:
-    """Return values in the order of `sorted_indices` if there is one for each index."""
-    given = None if indices is None else np.asarray(indices)
-    if given is None or given.shape != values.shape or not np.any(given[1:] < given[:-1]):
-        return values
-    in_order: NDArray[Any] = values[np.argsort(given, kind="stable")]
-    return in_order
 
 
 def n_available(indices: ArrayLike | None, n_rows: int) -> int:

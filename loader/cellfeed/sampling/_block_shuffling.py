@@ -245,20 +245,16 @@ class BlockShuffling(SamplingStrategy):
         return n - n % self.block_size if self.drop_last else n
 
     def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
-        """Return the order of the blocks in one epoch; see `prepared_bytes`."""
+        """Return the order of the blocks in one epoch.
+
+        If blocks are aligned, it takes 4 bytes for each.
+        """
         n = n_available(self.indices, n_rows)
         blocks = self._aligned(n_rows)
         if blocks is not None:
             return among(self.indices, blocks.in_random_order(derive_key(epoch_key, _BLOCK_ORDER)))
         order = shuffled_blocks(n, self.block_size, epoch_key, drop_last=self.drop_last)
         return among(self.indices, order)
-
-    def prepared_bytes(self, n_rows: int) -> int:
-        """Return how much memory an epoch takes, in bytes: 4 for each aligned block, 8 for 128."""
-        if self.align is None:
-            return 0
-        n_blocks = -(-n_available(self.indices, n_rows) // self.block_size)
-        return 4 * n_blocks + 8 * -(-n_blocks // _GROUP)
 
     def bound_to(self, collection: Any) -> "BlockShuffling":
         """Return the strategy with the chunks of the collection if ``align="chunks"``."""

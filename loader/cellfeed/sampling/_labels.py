@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed._errors import ColumnError, ParameterError
-from cellfeed.sampling._base import has_masked, n_available
+from cellfeed.sampling._base import has_masked
 
 # Integers below are codes as they are; so are those below a few times the number of cells.
 _FEW = 1 << 16
@@ -119,47 +119,6 @@ def _numbered(labels: ArrayLike) -> Codes:
     if is_integer and values.min() >= -1 and values.max() < max(_FEW, _PER_CELL * values.size):
         return values.astype(np.int64) if values.dtype.kind == "u" else np.array(values)
     return _without_minus_one(*factorized(values))
-
-
-def column_names(labels: Any) -> tuple[str, ...]:
-    """Return the names of obs columns, one or a tuple of several; none if labels are given."""
-    if isinstance(labels, str):
-        return (labels,)
-    is_names = isinstance(labels, tuple) and all(isinstance(each, str) for each in labels)
-    return labels if is_names else ()
-
-
-def codes_of_columns(collection: Any, names: tuple[str, ...], indices: ArrayLike | None) -> Codes:
-    """Return a code for each combination of values of obs columns, -1 if one is missing.
-
-    Parameters
-    ----------
-    collection
-        Any object with ``obs``, which returns columns by name.
-    names
-        Names of columns, at least one.
-    indices
-        The rows whose codes are returned, ascending; all rows if None.
-
-    Raises
-    ------
-    ColumnError
-        obs has no such column.
-    """
-    codes = combined_codes([label_codes(column_of(collection, name)) for name in names])
-    if indices is None:
-        return codes
-    n_available(indices, codes.size)
-    of_rows: Codes = codes[np.asarray(indices)]
-    return of_rows
-
-
-def not_bound(labels: Any) -> ParameterError:
-    """Return the error for a strategy whose labels are names of obs columns."""
-    return ParameterError(
-        f"`labels` is the name {labels!r}, whose column is not read yet; pass the strategy to a "
-        "CellDataset, or call bound_to(collection)"
-    )
 
 
 def combined_codes(columns: list[Codes]) -> Codes:

@@ -11,14 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.dataset import CellDataset, require_callables
-from cellfeed.sampling import (
-    BlockShuffling,
-    BlockWeightedSampling,
-    ClassBalancedSampling,
-    SamplingStrategy,
-    Streaming,
-)
+from cellfeed.sampling import BlockShuffling, SamplingStrategy, Streaming
 from cellfeed.scdataset._indexables import MultiIndexable, adata_to_mindex, hf_tahoe_to_tensor
+from cellfeed.strategies import BlockWeightedSampling, ClassBalancedSampling
 
 __all__ = [
     "BlockShuffling",

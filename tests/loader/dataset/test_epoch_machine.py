@@ -333,7 +333,7 @@ class Epochs(RuleBasedStateMachine):
         for rank, each in enumerate(self.loaders):
             iter(each)
             assert each.state_dict() == each.state_dict()
-            assert each.dataset.n_minibatches == len(self.start(0).expected[0])
+            assert each.dataset.plan(epoch=0).n_minibatches == len(self.start(0).expected[0])
             plan = each.dataset.plan(epoch=epoch)
             rows = [plan.delivered_rows(k)[0] for k in range(plan.n_fetches)]
             expected = self.start(epoch).of_rank(self.divided, rank)

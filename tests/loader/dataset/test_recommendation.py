@@ -7,7 +7,6 @@ import warnings
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import scipy.sparse as sp
 
@@ -87,7 +86,6 @@ def test_rows_or_a_strategy_may_be_given(path):
 
 HERE = {
     "cpu": {"model": "unknown", "logical_cores": 64, "usable_cores": usable_cores()},
-    "memory": {"total_bytes": psutil.virtual_memory().total, "available_bytes": 1},
     "platform": {"architecture": platform.machine()},
 }
 COLLECTION = {"n_cells": 40, "n_vars": 9, "layout": "csr", "dtype": "float32", "batch_size": 4}
@@ -99,9 +97,14 @@ ELSEWHERE: list[tuple[dict[str, Any], str]] = [
         r"with elements=\['layers/counts'\], but it is \['X'\] here; ",
     ),
     ({"batch_size": 8}, "with batch_size=4, but it is 8 here; "),
-    ({"machine": {"cpu": {"usable_cores": 1000.5}}}, r"with 1000.5 usable cores, but there are"),
-    ({"machine": {"memory": {"total_bytes": 10**15}}}, r"with 1e\+06 GB of memory, but there are"),
-    ({"machine": {"platform": {"architecture": "vax"}}}, "with a processor of type vax, but it is"),
+    (
+        {"machine": {"cpu": {"usable_cores": 1000.5}}},
+        r"with machine.cpu.usable_cores=1000.5, but it is",
+    ),
+    (
+        {"machine": {"platform": {"architecture": "vax"}}},
+        "with machine.platform.architecture=vax, but it is",
+    ),
 ]
 
 

@@ -23,17 +23,13 @@ import scipy.sparse as sp
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.loader.dataset.stopped import in_parts
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from cellfeed import (
     BlockShuffling,
-    BlockWeightedSampling,
     CellDataset,
     Cells,
-    ClassBalancedSampling,
-    GroupedSampling,
     ParameterError,
     StateError,
     Streaming,
@@ -54,33 +50,6 @@ pytestmark = pytest.mark.filterwarnings(
 
 def _taken(iterator: Iterator[Any], n: int) -> list[list[int]]:
     return [next(iterator).tolist() for _ in range(n)]
-
-
-_LABELS = np.random.default_rng(0).integers(0, 4, 60)
-_DRAWN = {
-    "by weight": BlockWeightedSampling(3, weights=_LABELS + 1),
-    "in equal shares": ClassBalancedSampling(_LABELS, 3),
-    "once": ClassBalancedSampling(_LABELS, 3, total_size=25, replace=False),
-    "in sets": GroupedSampling(_LABELS, set_size=3),
-}
-
-
-@pytest.mark.slow
-@given(strategy=st.sampled_from(sorted(_DRAWN)), n_together=st.integers(1, 3), data=st.data())
-def test_what_is_drawn_is_divided_anew(strategy, n_together, data):
-    """As often as the epoch draws it, but for what makes ranks equal; and sets stay whole."""
-    drawn = _DRAWN[strategy]
-    options = {"strategy": drawn, "batch_size": n_together * drawn.n_together, "fetch_factor": 2}
-    expected = Counter(row for each in _dataset(60, **options) for row in each.tolist())
-    found, n_added = in_parts(
-        data.draw, lambda rank, ranks: _dataset(60, rank, ranks, **options), most=3
-    )
-    for minibatch in found:
-        sets = minibatch.reshape(-1, drawn.n_together)
-        assert (_LABELS[sets] == _LABELS[sets[:, :1]]).all()
-    seen = Counter(np.concatenate(found).tolist())
-    assert not expected - seen
-    assert seen.total() - expected.total() <= n_added * drawn.n_together
 
 
 @pytest.mark.process
@@ -335,7 +304,6 @@ _GOLDEN = {
     "blocks": BlockShuffling(8),
     "some rows": BlockShuffling(4, indices=np.arange(100, 900), drop_last=True),
     "streaming": Streaming(shuffle=True),
-    "classes": ClassBalancedSampling(np.arange(1000) // 7 % 3, block_size=4),
 }
 
 

@@ -168,6 +168,23 @@ def test_several_datasets_are_added_up(file):
     assert done.waiting > 0
 
 
+def test_what_a_logger_gets_is_of_the_work_in_between(file):
+    own = dataset(file)
+    assert own.statistics().scalars() == {}
+    run(own)
+    before = own.statistics()
+    run(own)
+    done = own.statistics() - before
+    values, seconds = done.scalars(), done.waiting + done.training
+    assert all(isinstance(each, float) for each in values.values())
+    assert values.pop("cellfeed/cells_per_second") == N_CELLS / seconds
+    assert values.pop("cellfeed/waiting_share") == done.waiting_share
+    assert len(values) == 10
+    for name, each in values.items():
+        stage = name.removeprefix("cellfeed/").removesuffix("_us_per_cell")
+        assert each == pytest.approx(getattr(done, stage) * 1e6 / N_CELLS)
+
+
 def test_a_copy_begins_anew(file):
     own = dataset(file)
     run(own)

@@ -94,7 +94,7 @@ class TestConformance(StrategyConformance):
                 covariates,
                 k=k,
                 control_block_size=draw(st.none() | st.integers(1, 20)),
-                redraw=draw(st.sampled_from(["visit", "epoch", "never"])),
+                redraw=draw(st.sampled_from(["visit", "never"])),
                 replace=does_replace,
                 unmatched="drop",
             )
@@ -147,12 +147,11 @@ def two_pools():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("does_replace", [False, True])
-@pytest.mark.parametrize("redraw", ["visit", "epoch"])
-def test_each_control_of_a_pool_is_as_likely_for_each_treated_cell(redraw, does_replace):
+def test_each_control_of_a_pool_is_as_likely_for_each_treated_cell(does_replace):
     k = 2
     treatment, pool = two_pools()
     strategy = MatchedControls(
-        BlockShuffling(4), treatment, "none", [pool], k=k, redraw=redraw, replace=does_replace
+        BlockShuffling(4), treatment, "none", [pool], k=k, replace=does_replace
     )
     n_epochs, drawn = 400, np.zeros((pool.size, pool.size), np.int64)
     for key in range(n_epochs):
@@ -179,18 +178,6 @@ def test_draws_of_a_fetch_are_neighbours_and_of_no_other_fetch():
         assert (steps != 1).sum() <= 512 // 32 + 1  # one run may go on at the start of the pool
         starts += distinct[steps != 1].tolist()
     assert np.unique(starts).size > len(starts) * 0.9
-
-
-def test_an_epoch_has_the_same_controls_for_all_cells_of_a_pool():
-    treatment, pool = two_pools()
-    strategy = MatchedControls(BlockShuffling(4), treatment, "none", [pool], k=4, redraw="epoch")
-    seen = set()
-    for key in range(9):
-        rows, controls = controls_of(strategy, pool.size, key, together=16)
-        for each in (0, 1):
-            assert len({tuple(row) for row in controls[pool[rows] == each].tolist()}) == 1
-        seen.add(controls.tobytes())
-    assert len(seen) == 9
 
 
 def test_never_means_that_a_cell_keeps_its_controls():

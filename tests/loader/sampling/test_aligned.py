@@ -174,12 +174,6 @@ def test_all_orders_of_blocks_come_equally_often():
     assert np.abs(counts - 500).max() < 5 * np.sqrt(2000 * 0.25 * 0.75)
 
 
-def test_what_an_epoch_keeps_is_4_bytes_a_block_and_8_for_128():
-    strategy = blocks_of(10, n_rows=1_000_000, chunk_size=3, row_size=1)
-    assert strategy.prepared_bytes(1_000_000) == 4 * 100_000 + 8 * 782
-    assert BlockShuffling(10).prepared_bytes(1_000_000) == 0
-
-
 def test_a_copy_reads_where_rows_begin_anew():
     @dataclass
     class Counted:

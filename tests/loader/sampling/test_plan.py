@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 
 from cellfeed import (
     BlockShuffling,
-    BlockWeightedSampling,
     CellDataset,
-    ClassBalancedSampling,
     EpochPlan,
-    GroupedSampling,
     ParameterError,
     SamplingStrategy,
     Streaming,
@@ -52,33 +49,12 @@ def shuffling_plan(**parameters) -> EpochPlan:
     return EpochPlan(**(defaults | parameters))
 
 
-WEIGHTS, IN_FOUR = [0, 1, 2, 3, 4, 0.5] * 4, {"n_rows": 24, "batch_size": 6}
 # A strategy, sizes of the collection and of minibatches, and what all ranks get.
 GOLDEN: dict[str, tuple[SamplingStrategy, dict[str, Any], list[int]]] = {
     "blocks": (
         BlockShuffling(4),
         {"n_rows": 23, "batch_size": 3, "world_size": 2},
         [1, 22, 2, 21, 0, 20, 9, 19, 18, 8, 17, 10, 4, 7, 3, 5, 16, 6, 12, 20, 15, 13, 11, 14],
-    ),
-    "weighted": (
-        BlockWeightedSampling(4, weights=WEIGHTS),
-        IN_FOUR,
-        [21, 7, 22, 19, 21, 4, 22, 16, 20, 16, 8, 4, 15, 3, 13, 3, 10, 1, 9, 15, 10, 9, 14, 2],
-    ),
-    "without replacement": (
-        BlockWeightedSampling(4, weights=WEIGHTS, total_size=12, replace=False),
-        IN_FOUR,
-        [9, 4, 15, 21, 10, 3, 14, 16, 22, 19, 7, 1],
-    ),
-    "balanced": (
-        ClassBalancedSampling(np.repeat([0, 1, 2], [15, 6, 3]), 4),
-        IN_FOUR,
-        [22, 11, 23, 21, 22, 9, 23, 21, 22, 21, 13, 7, 20, 6, 18, 4, 16, 0, 15, 19, 17, 15, 18, 2],
-    ),
-    "sets": (
-        GroupedSampling(np.repeat([0, 1, 2], [12, 8, 4]), 3),
-        IN_FOUR,
-        [12, 13, 16, 18, 19, 17, 23, 21, 20, 5, 0, 6, 8, 11, 1, 10, 9, 3, 7, 4, 2],
     ),
 }
 

@@ -10,20 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellfeed import BlockShuffling, BlockWeightedSampling, EpochPlan, GroupedSampling, Streaming
+from cellfeed import BlockShuffling, EpochPlan, Streaming
 from cellfeed.sampling import Progress, Share
 
-_MOST_ROWS = 40
+MOST_ROWS = 40
 _strategies = st.one_of(
     st.builds(BlockShuffling, st.integers(1, 6), drop_last=st.booleans()),
     st.just(Streaming()),
     st.just(Streaming(shuffle=True)),
 )
-_weighted = BlockWeightedSampling(3, weights=np.arange(1, _MOST_ROWS + 1), total_size=50)
-_sizes = st.fixed_dictionaries(
+SIZES = st.fixed_dictionaries(
     {
         "strategy": _strategies,
-        "n_rows": st.integers(1, _MOST_ROWS),
+        "n_rows": st.integers(1, MOST_ROWS),
         "batch_size": st.integers(1, 9),
         "fetch_factor": st.integers(1, 5),
         "drop_last": st.booleans(),
@@ -57,35 +56,14 @@ def test_no_row_comes_twice_and_none_is_missing(times):
     """Stopped up to three times, on other numbers of ranks, streams and workers each time."""
 
     @settings(max_examples=times * settings().max_examples)
-    @given(sizes=_sizes, data=st.data())
+    @given(sizes=SIZES, data=st.data())
     def check(sizes, data):
-        _check_rows(sizes, data)
+        check_rows(sizes, data)
 
     check()
 
 
-@pytest.mark.slow
-@given(sizes=_sizes, data=st.data())
-def test_no_draw_comes_twice_and_none_is_missing(sizes, data):
-    """What is divided are positions; that a row may be at several makes no difference."""
-    _check_rows(sizes | {"strategy": _weighted, "n_rows": _MOST_ROWS}, data)
-
-
-@pytest.mark.slow
-@given(set_size=st.integers(1, 3), sizes=_sizes, data=st.data())
-def test_sets_stay_whole(set_size, sizes, data):
-    labels = np.arange(60) % 3
-    sizes = sizes | {
-        "strategy": GroupedSampling(labels, set_size=set_size),
-        "n_rows": labels.size,
-        "batch_size": sizes["batch_size"] * set_size,
-    }
-    for minibatch in _check_rows(sizes, data, set_size):
-        sets = labels[minibatch].reshape(-1, set_size)
-        assert (sets == sets[:, :1]).all()
-
-
-def _check_rows(sizes: dict[str, Any], data: st.DataObject, n_together: int = 1) -> list[list[int]]:
+def check_rows(sizes: dict[str, Any], data: st.DataObject, n_together: int = 1) -> list[list[int]]:
     """Check which rows come, and return all minibatches."""
     after, minibatches, n_repeated = tuple[Progress, ...](), list[list[int]](), 0
     while True:
@@ -155,7 +133,7 @@ def _rows(plan: EpochPlan) -> np.ndarray:
     return np.concatenate([np.empty(0, np.int64), *rows])
 
 
-@given(sizes=_sizes, n_ranks=st.sampled_from([1, 2, 3, 6]))
+@given(sizes=SIZES, n_ranks=st.sampled_from([1, 2, 3, 6]))
 def test_streams_are_what_as_many_ranks_would_have(sizes, n_ranks):
     """A rank joins the minibatches of its own."""
     of_streams = [_in_order(EpochPlan(**sizes, rank=rank, world_size=6), 1) for rank in range(6)]

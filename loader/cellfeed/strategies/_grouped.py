@@ -2,42 +2,25 @@
 
 import warnings
 from dataclasses import dataclass
-from dataclasses import replace as changed
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._errors import ParameterError, require_one_of, require_positive
-from cellfeed.sampling._base import (
+from cellfeed.extending import ParameterError, require_one_of, require_positive
+from cellfeed.sampling import (
     EpochOrder,
-    SamplingStrategy,
-    n_available,
-    sorted_indices,
-    sorted_with,
-)
-from cellfeed.sampling._labels import (
-    Codes,
-    codes_of_columns,
-    column_names,
-    label_codes,
-    not_bound,
-)
-from cellfeed.sampling._permutation import (
     Permutation,
     derive_key,
+    label_codes,
+    n_available,
     permute_within,
     random_words,
+    sorted_indices,
 )
-from cellfeed.sampling._weighted import (
-    CellMasses,
-    SystematicDraws,
-    checked_weights,
-    masses_of,
-    of_cells,
-    require_length,
-    require_some,
-)
+from cellfeed.strategies._cells import LabelledCells, of_cells, require_length, sorted_with
+from cellfeed.strategies._weighted import CellMasses, SystematicDraws, masses_of
 
 Leftover = Literal["drop", "pad"]
 Integers = NDArray[np.int64]
@@ -48,7 +31,7 @@ _SET_ORDER, _GROUPS, _FIRST_CELL, _BLOCK_ORDER = range(4)
 
 
 @dataclass(frozen=True, eq=False)
-class GroupedSampling(SamplingStrategy):
+class GroupedSampling(LabelledCells):
     """Visit sets of cells that share a group, such as a perturbation in a cell line, or a donor.
 
     Each ``set_size`` consecutive cells of a minibatch form a set of one group, whatever the number
@@ -79,9 +62,8 @@ class GroupedSampling(SamplingStrategy):
         the group has at least ``set_size`` cells.
     weights
         How often groups come. If None, each group comes as often as its cells fill sets. If
-        "equal", all groups come equally often. Weights of cells, given as in
-        `BlockWeightedSampling`, make groups come in proportion to the sum of their cells' weights.
-        A group that comes more often than its cells fill sets starts over, with other sets.
+        "equal", all groups that fill a set come equally often; one that comes more often than its
+        cells fill sets starts over, with other sets.
     n_sets
         Number of sets in an epoch; as many as the cells fill if None. Requires ``weights``.
 
@@ -115,27 +97,18 @@ class GroupedSampling(SamplingStrategy):
     block_size: int = 1
     indices: ArrayLike | None = None
     leftover: Leftover = "drop"
-    weights: ArrayLike | Literal["equal"] | None = None
+    weights: Literal["equal"] | None = None
     n_sets: int | None = None
 
     def __post_init__(self) -> None:
         """Check the parameters; find the rows of each group."""
         self._check_sizes()
-        weights = self.weights
-        if weights is not None and not _is_equal(weights):
-            weights = sorted_with(self.indices, checked_weights(weights))
-        codes = (
-            None
-            if column_names(self.labels)
-            else sorted_with(self.indices, label_codes(self.labels))
-        )
+        if not self.column_names:
+            labels = sorted_with(self.indices, label_codes(self.labels))
+            object.__setattr__(self, "labels", labels)
         object.__setattr__(self, "indices", sorted_indices(self.indices))
-        object.__setattr__(self, "weights", weights)
-        groups = None
-        if codes is not None:
-            object.__setattr__(self, "labels", codes)
-            groups = self._groups_of(codes)
-        object.__setattr__(self, "_groups", groups)
+        if not self.column_names:
+            _ = self._groups
 
     @property
     def shuffles_fetch(self) -> bool:
@@ -150,19 +123,20 @@ class GroupedSampling(SamplingStrategy):
     def n_positions(self, n_rows: int) -> int:
         """Return the number of cells that an epoch visits, including repeated ones."""
         n_available(self.indices, n_rows)
-        groups = self._known_groups()
-        require_length("labels", np.size(self.labels), self.indices, n_rows)
-        if self.weights is not None and not _is_equal(self.weights):
-            require_length("weights", np.size(self.weights), self.indices, n_rows)
-        return (self.n_sets or int(groups.n_sets.sum())) * self.set_size
+        require_length("labels", self.codes.size, self.indices, n_rows)
+        return (self.n_sets or int(self._groups.n_sets.sum())) * self.set_size
 
     def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
         """Return the sets of one epoch, which keep a number for each group."""
         n_sets = self.n_positions(n_rows) // self.set_size
-        groups = self._known_groups()
+        groups = self._groups
         counts = groups.n_sets
-        if groups.weights is not None:
-            counts = _drawn(groups.weights, n_sets, derive_key(epoch_key, _GROUPS))
+        if self.weights is not None:
+            # How often each group is drawn: its expected number, rounded up or down.
+            masses = CellMasses(masses_of((counts > 0).astype(np.float64)))
+            key = derive_key(epoch_key, _GROUPS)
+            drawn = SystematicDraws(masses=masses, n=n_sets, block_size=1, key=key)
+            counts = drawn.counts(masses.bounds)
         return _SetOrder(
             set_size=self.set_size,
             block_size=self.block_size,
@@ -171,18 +145,6 @@ class GroupedSampling(SamplingStrategy):
             permute=Permutation(n_sets, derive_key(epoch_key, _SET_ORDER)),
             key=epoch_key,
         )
-
-    def prepared_bytes(self, n_rows: int) -> int:
-        """Return how much memory the sets of an epoch take, in bytes."""
-        n_available(self.indices, n_rows)
-        return 8 * (self._known_groups().n_sets.size + 1)
-
-    def bound_to(self, collection: Any) -> "GroupedSampling":
-        """Return the strategy with the labels of the obs columns that ``labels`` names."""
-        names = column_names(self.labels)
-        if not names:
-            return self
-        return changed(self, labels=codes_of_columns(collection, names, self.indices))
 
     def _check_sizes(self) -> None:
         for name in ("set_size", "block_size", *(["n_sets"] if self.n_sets is not None else [])):
@@ -194,6 +156,13 @@ class GroupedSampling(SamplingStrategy):
             )
             raise ParameterError(msg)
         require_one_of("leftover", self.leftover, get_args(Leftover))
+        if self.weights is not None and not isinstance(self.weights, str):
+            msg = (  # type: ignore[unreachable]
+                "`weights` must be 'equal' or None, but got those of cells; "
+                "`BlockWeightedSampling` draws cells by weight"
+            )
+            raise ParameterError(msg)
+        require_one_of("weights", self.weights, ("equal", None))
         if self.n_sets is not None and self.weights is None:
             msg = (
                 f"n_sets={self.n_sets} needs `weights`, since without them each cell comes once; "
@@ -201,7 +170,10 @@ class GroupedSampling(SamplingStrategy):
             )
             raise ParameterError(msg)
 
-    def _groups_of(self, codes: Codes) -> "_Groups":
+    @cached_property
+    def _groups(self) -> "_Groups":
+        """The rows of each group."""
+        codes = self.codes
         rows = np.arange(codes.size) if self.indices is None else np.asarray(self.indices)
         codes = of_cells(codes, self.indices, "labels")
         # 16 bits or less, if there are so few groups, are what NumPy sorts fast.
@@ -231,39 +203,13 @@ class GroupedSampling(SamplingStrategy):
                 f"{sizes[is_lost].sum():,} of {members.size:,} cells are never visited; give "
                 "leftover='pad', or a smaller `set_size`"
             )
-            warnings.warn(msg, UserWarning, stacklevel=4)
+            warnings.warn(msg, UserWarning, stacklevel=5)
         dtype = np.int32 if int(rows[-1]) < 1 << 31 else np.int64
         return _Groups(
             rows=rows[members].astype(dtype),
             starts=np.concatenate([[0], np.cumsum(sizes)]),
             n_sets=n_sets,
-            weights=self._weights_of(codes, n_sets),
         )
-
-    def _weights_of(self, codes: Codes, n_sets: Integers) -> NDArray[np.float64] | None:
-        if self.weights is None:
-            return None
-        if _is_equal(self.weights):
-            weights: NDArray[np.float64] = np.ones(n_sets.size)
-        else:
-            given = of_cells(np.asarray(self.weights), self.indices, "weights")
-            require_length("weights", given.size, None, codes.size)
-            is_member = codes >= 0
-            sums = np.bincount(codes[is_member], given[is_member], n_sets.size)
-            weights = sums.astype(np.float64)
-        weights[n_sets == 0] = 0
-        require_some(weights, "weights")
-        return weights
-
-    def _known_groups(self) -> "_Groups":
-        groups: _Groups | None = self.__dict__["_groups"]
-        if groups is None:
-            raise not_bound(self.labels)
-        return groups
-
-
-def _is_equal(weights: ArrayLike | str) -> bool:
-    return isinstance(weights, str) and weights == "equal"
 
 
 class _Groups(NamedTuple):
@@ -277,20 +223,11 @@ class _Groups(NamedTuple):
         Start of each group in ``rows``, shape (n_groups + 1,).
     n_sets
         Number of sets that each group fills, shape (n_groups,).
-    weights
-        Weight of each group; None if groups come as often as they fill sets.
     """
 
     rows: Rows
     starts: Integers
     n_sets: Integers
-    weights: NDArray[np.float64] | None
-
-
-def _drawn(weights: NDArray[np.float64], n: int, key: int) -> Integers:
-    """Return how often each group is drawn: its expected number, rounded up or down."""
-    masses = CellMasses(masses_of(weights))
-    return SystematicDraws(masses=masses, n=n, block_size=1, key=key).counts(masses.bounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,27 +3,26 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from dataclasses import replace as changed
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed._errors import ParameterError, require_positive
-from cellfeed.sampling._base import (
+from cellfeed.extending import ParameterError, require_positive
+from cellfeed.sampling import (
     ABSENT_BY_DEFAULT,
+    BlockShuffling,
     EpochOrder,
     SamplingStrategy,
-    among,
-    has_masked,
+    derive_key,
+    label_codes,
     n_available,
+    random_below,
+    random_words,
     sorted_indices,
-    sorted_with,
 )
-from cellfeed.sampling._block_shuffling import shuffled_blocks
-from cellfeed.sampling._labels import codes_of_columns, column_names, label_codes, not_bound
-from cellfeed.sampling._permutation import derive_key, random_below, random_words
+from cellfeed.strategies._cells import LabelledCells, of_cells, require_length, sorted_with
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.floating]
@@ -304,17 +303,21 @@ class WeightedBlocks(SamplingStrategy):
             )
             for n, purpose in ((size, _ROUNDS), (n_of_last or size, _LAST_ROUND))
         )
-        blocks = shuffled_blocks(n_draws, self.block_size, derive_key(epoch_key, _BLOCKS))
+        blocks = BlockShuffling(self.block_size).epoch_order(
+            n_rows=n_draws, epoch_key=derive_key(epoch_key, _BLOCKS)
+        )
+        indices = None if self.indices is None else np.asarray(self.indices)
 
-        def cells_at(positions: NDArray[np.int64], /) -> NDArray[np.int64]:
+        def rows_at(positions: NDArray[np.int64], /) -> NDArray[np.int64]:
             rounds, draws = np.divmod(blocks(positions.ravel()), size)
             cells = np.empty_like(draws)
             for drawn, of_it in ((whole, rounds < n_whole), (last, rounds == n_whole)):
                 if of_it.any():
                     cells[of_it] = drawn.cells(rounds[of_it], draws[of_it])
-            return cells.reshape(positions.shape)
+            found: NDArray[np.int64] = cells if indices is None else indices[cells]
+            return found.reshape(positions.shape)
 
-        return among(self.indices, cells_at)
+        return rows_at
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the parameters, from which other processes sum the weights again."""
@@ -458,7 +461,7 @@ def checked_weights(weights: ArrayLike) -> NDArray[np.floating]:
     ParameterError
         They are not one-dimensional numbers, finite and not negative.
     """
-    if has_masked(weights):
+    if isinstance(weights, np.ma.MaskedArray) and np.ma.is_masked(weights):
         raise ParameterError("`weights` are masked; give `weights.filled(0)`")
     given = np.asarray(weights)
     if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "biuf":
@@ -496,49 +499,11 @@ def require_some(weights: NDArray[np.floating], name: str) -> NDArray[np.floatin
     return weights
 
 
-def of_cells(values: NDArray[Any], indices: ArrayLike | None, name: str) -> NDArray[Any]:
-    """Return the values of the cells to visit, given those of all rows or of these cells.
-
-    Raises
-    ------
-    ParameterError
-        There are fewer values than the largest index requires.
-    """
-    if indices is None or np.size(indices) == values.size:
-        return values
-    rows: NDArray[np.int64] = np.asarray(indices)
-    if rows[-1] >= values.size:
-        msg = (
-            f"`{name}` must have one value for each row of the collection, or for each of "
-            f"`indices` ({rows.size:,}), but got {values.size:,} and an index {rows[-1]:,}"
-        )
-        raise ParameterError(msg)
-    return values[rows]
-
-
-def require_length(name: str, n: int, indices: ArrayLike | None, n_rows: int) -> None:
-    """Check that there are as many values as rows or indices.
-
-    Raises
-    ------
-    ParameterError
-        The numbers differ.
-    """
-    if n == n_rows or (indices is not None and np.size(indices) == n):
-        return
-    among_them = "" if indices is None else f", or for each of `indices` ({np.size(indices):,})"
-    msg = (
-        f"`{name}` must have one value for each row of the collection ({n_rows:,}){among_them}, "
-        f"but got {n:,}"
-    )
-    raise ParameterError(msg)
-
-
 # Cells drawn so that all classes are equally frequent.
 
 
 @dataclass(frozen=True, eq=False)
-class ClassBalancedSampling(WeightedBlocks):
+class ClassBalancedSampling(LabelledCells, WeightedBlocks):
     """Draw cells so that every class is equally frequent, or more nearly so, in contiguous blocks.
 
     This is `BlockWeightedSampling` with the weight ``n ** -power`` for each cell of a class of n
@@ -605,35 +570,20 @@ class ClassBalancedSampling(WeightedBlocks):
         # A state leaves out the default, which is that object.
         power = type(self).power if self.power == 1 else float(self.power)
         object.__setattr__(self, "power", power)
-        labels = self.labels
-        if not column_names(labels):
-            labels = sorted_with(self.indices, label_codes(labels))
+        if not self.column_names:
+            labels = sorted_with(self.indices, label_codes(self.labels))
+            object.__setattr__(self, "labels", labels)
         object.__setattr__(self, "indices", sorted_indices(self.indices))
-        object.__setattr__(self, "labels", labels)
         _ = self._masses
 
-    def bound_to(self, collection: Any) -> "ClassBalancedSampling":
-        """Return the strategy with the labels of the obs columns that ``labels`` names."""
-        names = column_names(self.labels)
-        if not names:
-            return self
-        return changed(self, labels=codes_of_columns(collection, names, self.indices))
-
-    def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
-        """Return the draws of one epoch, without memory that grows with rows."""
-        if column_names(self.labels):
-            raise not_bound(self.labels)
-        return super().epoch_order(n_rows=n_rows, epoch_key=epoch_key)
-
     def _weights_of_cells(self) -> NDArray[np.floating] | None:
-        if column_names(self.labels):
+        if self.column_names:
             return None
-        codes = of_cells(np.asarray(self.labels), self.indices, "labels")
+        codes = of_cells(self.codes, self.indices, "labels")
         counts = np.append(np.bincount(codes[codes >= 0]), 0)  # the last one is of no class
         weights = np.zeros(counts.size)
         weights[counts > 0] = counts[counts > 0] ** -self.power
         return require_some(weights[codes], "labels")
 
     def _require_length(self, n_rows: int) -> None:
-        if not column_names(self.labels):
-            require_length("labels", np.size(self.labels), self.indices, n_rows)
+        require_length("labels", self.codes.size, self.indices, n_rows)
