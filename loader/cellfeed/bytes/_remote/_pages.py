@@ -24,14 +24,11 @@ from cellfeed.bytes._location import Location
 from cellfeed.bytes._remote._client import (
     Version,
     answers_of,
-    ask_in_loop,
-    ask_in_thread,
-    check_length,
+    errors_named,
     open_object,
     stores_of,
 )
-from cellfeed.bytes._remote._objects import LARGEST_REQUEST
-from cellfeed.bytes._store import joined
+from cellfeed.bytes._remote._objects import joined
 
 # Reading several files with h5py concurrently, although h5py locks all of HDF5 while it reads.
 #
@@ -115,8 +112,6 @@ PAGE_BYTES = 1 << 14
 _PAGES_OF_A_MISS = 16
 _MOST_PREFETCHED = 256  # pages
 _GAP = 1 << 18
-_PART = 1 << 20  # of a large read, whose parts are requested concurrently
-_MOST_IN_PAGES = 1 << 26  # bytes of a read
 _MOST_PAGES = 1 << 15  # 512 MiB
 _MANY_PAGES = 1 << 10  # 16 MiB: of a file that has been read so far
 
@@ -202,12 +197,9 @@ class PagedFile(io.RawIOBase):
         stop = min(first + len(view), self._version.size)
         if stop <= first:
             return 0
-        if stop - first > (_MOST_IN_PAGES if _attempts_outside() else _PART):
-            self._read_large(view[: stop - first], first)
-        else:
-            view[: stop - first] = self._read_pages(first, stop)
-            if self._n_dimensions and bytes(view[: len(_NODE_OF_CHUNKS)]) == _NODE_OF_CHUNKS:
-                self._fetch_children([bytes(view[: stop - first])])
+        view[: stop - first] = self._read_pages(first, stop)
+        if self._n_dimensions and bytes(view[: len(_NODE_OF_CHUNKS)]) == _NODE_OF_CHUNKS:
+            self._fetch_children([bytes(view[: stop - first])])
         self._position = stop
         return stop - first
 
@@ -270,7 +262,7 @@ class PagedFile(io.RawIOBase):
             attempts.fetched.add(self)
         offsets = np.array(pages, np.int64) * PAGE_BYTES
         sizes = np.minimum(PAGE_BYTES, self._version.size - offsets)
-        order, bounds = joined(np.zeros_like(offsets), offsets, sizes, _GAP, LARGEST_REQUEST)
+        order, bounds = joined(np.zeros_like(offsets), offsets, sizes, _GAP)
         requests = np.split(order, bounds[1:-1])
         firsts = [int(offsets[own[0]]) for own in requests]
         stops = [int(offsets[own[-1]] + sizes[own[-1]]) for own in requests]
@@ -288,46 +280,32 @@ class PagedFile(io.RawIOBase):
         if len(self._pages) > _MANY_PAGES:
             self._pages.clear()
 
-    def _read_large(self, view: memoryview, first: int) -> None:
-        starts = range(first, first + len(view), _PART)
-        stops = [min(start + _PART, first + len(view)) for start in starts]
-        for start, content in zip(starts, self._ask(list(starts), stops), strict=True):
-            view[start - first : start - first + len(content)] = content
-
     def _ask(self, firsts: Sequence[int], stops: Sequence[int]) -> Sequence[memoryview]:
         """Return ranges; the last is requested after the others, to check the version."""
-
-        def ask() -> list[memoryview]:
-            store, contents = self._stores.blocking, list[memoryview]()
+        store, contents = self._stores.blocking, list[memoryview]()
+        with errors_named(self._location, min(firsts), max(stops)):
             if len(firsts) > 1:
                 many = store.get_ranges(self._path, starts=firsts[:-1], ends=stops[:-1], coalesce=0)
                 contents += map(memoryview, many)
             last = store.get(self._path, options={"range": (firsts[-1], stops[-1])})
-            self._version.check(last)
             contents.append(memoryview(last.bytes()))
             for content, first, stop in zip(contents, firsts, stops, strict=True):
-                check_length(last, content, stop - first)
-            return contents
-
-        return ask_in_thread(self._location, ask, min(firsts), max(stops))
+                self._version.check(last, content, stop - first)
+        return contents
 
     def _ask_outside(self, firsts: Sequence[int], stops: Sequence[int]) -> Sequence[memoryview]:
         """Return ranges, each checked to be of the version; waiting for them can be interrupted."""
 
         async def ask(first: int, stop: int) -> memoryview:
-            got = await self._stores.store.get_async(self._path, options={"range": (first, stop)})
-            self._version.check(got)
-            content = memoryview(await got.bytes_async())
-            check_length(got, content, stop - first)
+            store, options = self._stores.store, {"range": (first, stop)}
+            with errors_named(self._location, first, stop):
+                got = await store.get_async(self._path, options=options)
+                content = memoryview(await got.bytes_async())
+                self._version.check(got, content, stop - first)
             return content
 
-        return answers_of(
-            self._location,
-            [
-                partial(ask_in_loop, self._location, partial(ask, *each), *each)
-                for each in zip(firsts, stops, strict=True)
-            ],
-        )
+        asking = [partial(ask, *each) for each in zip(firsts, stops, strict=True)]
+        return answers_of(self._location, asking)
 
     def _fetch_children(self, nodes: Sequence[bytes]) -> None:
         """Fetch all descendants of nodes of a chunk index, level by level.
