@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from tests.loader.sampling.suites import PlanConformance
 
 from cellfeed import (
     BlockShuffling,
@@ -30,7 +31,7 @@ def some_rows(n_rows: int) -> st.SearchStrategy[np.ndarray | None]:
     return st.none() | st.builds(drawn, st.sampled_from([0.5, 0.9, 0.1]), st.integers(0, 99))
 
 
-class TestBlockShuffling(StrategyConformance):
+class TestBlockShuffling(PlanConformance):
     @pytest.fixture
     def cases(self):
         @st.composite
@@ -48,7 +49,7 @@ class TestBlockShuffling(StrategyConformance):
         return cases
 
 
-class TestStreaming(StrategyConformance):
+class TestStreaming(PlanConformance):
     @pytest.fixture
     def cases(self):
         @st.composite
@@ -60,7 +61,7 @@ class TestStreaming(StrategyConformance):
         return cases
 
 
-class TestBlockWeightedSampling(StrategyConformance):
+class TestBlockWeightedSampling(PlanConformance):
     @pytest.fixture
     def cases(self):
         @st.composite
@@ -84,7 +85,7 @@ class TestBlockWeightedSampling(StrategyConformance):
         return cases
 
 
-class TestClassBalancedSampling(StrategyConformance):
+class TestClassBalancedSampling(PlanConformance):
     @pytest.fixture
     def cases(self):
         @st.composite
@@ -112,7 +113,7 @@ class TestClassBalancedSampling(StrategyConformance):
 
 
 @pytest.mark.filterwarnings("ignore:.* fewer cells than set_size:UserWarning")
-class TestGroupedSampling(StrategyConformance):
+class TestGroupedSampling(PlanConformance):
     @pytest.fixture
     def cases(self):
         @st.composite
