@@ -36,7 +36,6 @@ from cellfeed.bytes._store import LOOK_UP_SECONDS, is_cancelled
 _Answer = TypeVar("_Answer")
 
 WEB = ("http", "https")
-_AZURE = ("az",)
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "20s", "timeout": "5m"}
 _BLOCKING = {"connect_timeout": "5s", "read_timeout": "5s", "timeout": "1m"}
 # obstore retries what may pass, ten times, and goes on where an answer broke off. With this base,
@@ -64,6 +63,8 @@ class Stores:
     blocking: Any
 
 
+_REPLACED = "was replaced or written to since it was opened; open it again"
+
 _opened = WeakKeyDictionary[StorageOptions, dict[str, Stores]]()
 _opening = threading.Lock()
 
@@ -86,30 +87,34 @@ class Version:
     etag: str | None
     modified: datetime | None
 
-    def check(self, answer: Any, content: memoryview, n_requested: int) -> None:
+    def check(
+        self, answer: Any, content: memoryview, location: Location, first: int, stop: int
+    ) -> None:
         """Check that an answer of obstore, the result of a ``get``, is what was requested.
 
         Parameters
         ----------
         answer, content
             The answer, and its bytes.
-        n_requested
-            Number of bytes that were requested.
+        location, first, stop
+            The object, and the requested bytes.
 
         Raises
         ------
-        ChangedError
+        FormatError
             It is of another version.
-        LengthError
+        RemoteError
             It has more or fewer bytes.
         """
         found = version_of(answer.meta)
         has_etags = self.etag is not None and found.etag is not None
         is_same = self.etag == found.etag if has_etags else self.modified == found.modified
+        where = f"{location} (bytes {first} to {stop})"
         if self.size != found.size or not is_same:
-            raise ChangedError
-        if len(content) != n_requested:
-            raise LengthError(len(content), n_requested)
+            raise FormatError(f"{where}: {_REPLACED}")
+        if len(content) != stop - first:
+            what = f"the server returned {len(content):,} bytes, not {stop - first:,}"
+            raise RemoteError(f"{where}: {what}; upload it again if that persists")
 
 
 def version_of(meta: Any) -> Version:
@@ -175,7 +180,7 @@ def split_url(location: Location) -> tuple[str, str]:
     path = parts.path if is_web else location.text.partition("://")[2].partition("/")[2]
     path = path.strip("/")
     root = f"{parts.scheme}://{parts.netloc}"
-    if location.scheme in _AZURE:
+    if location.scheme == "az":
         container, _, path = path.partition("/")
         root = f"{root}/{container}"
     # Paths on web servers are percent-encoded; keys of object stores are literal.
@@ -397,24 +402,6 @@ _SERVER_ERRORS = 500
 _CLIENT_ERRORS = 400
 
 
-class AnswerError(Exception):
-    """An answer is not what was requested."""
-
-
-class ChangedError(AnswerError):
-    """An object has changed since it was opened."""
-
-
-class LengthError(AnswerError):
-    """A server returned more or fewer bytes than were requested.
-
-    Parameters
-    ----------
-    n_bytes, n_requested
-        Numbers of bytes that came, and that were requested.
-    """
-
-
 def is_of_server(error: BaseException) -> bool:
     """Return whether an error was raised by obstore."""
     return type(error).__module__.startswith("obstore")
@@ -423,19 +410,8 @@ def is_of_server(error: BaseException) -> bool:
 def is_of_request(error: BaseException) -> bool:
     """Return whether an error is of a connection, a server or its answer, not of our own code."""
     # obstore raises `FileNotFoundError` where there is no such object.
-    of_request = AnswerError, ConnectionError, TimeoutError, FileNotFoundError
+    of_request = ConnectionError, TimeoutError, FileNotFoundError
     return is_of_server(error) or isinstance(error, of_request)
-
-
-def _status_of(error: BaseException) -> int | None:
-    """Return the HTTP status in an error of obstore, None if it contains none."""
-    found = _STATUS.search(str(error))
-    return int(found[1][:3]) if found else None
-
-
-def is_missing(error: BaseException) -> bool:
-    """Return whether the error means that the object does not exist."""
-    return isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError"
 
 
 def failure(
@@ -452,24 +428,18 @@ def failure(
     first, stop
         The requested bytes, if it was a range.
     """
-    where = str(location)
-    if first is not None:
-        where += f" (bytes {first} to {stop})" if stop is not None else f" (from byte {first})"
-    kind, status = type(error).__name__, _status_of(error)
-    if isinstance(error, ChangedError) or status == _PAST_THE_END:
-        msg = f"{where}: was replaced or written to since it was opened; open it again"
-        return FormatError(msg)
-    if is_missing(error):
+    where = str(location) if first is None else f"{location} (bytes {first} to {stop})"
+    kind, found = type(error).__name__, _STATUS.search(str(error))
+    status = int(found[1][:3]) if found else None
+    if status == _PAST_THE_END:
+        return FormatError(f"{where}: {_REPLACED}")
+    if isinstance(error, FileNotFoundError) or kind == "NotFoundError":
         return PathError(f"{where}: there is no such object; check the URL")
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):
         what = f"the server refuses it ({_said(error) or 'no credentials'})"
         remedy = "give valid credentials in `storage_options`, or renew those that expired"
     elif kind == "NotSupportedError" and first is not None:
         what, remedy = "the server returns no byte ranges", "download it, or use another server"
-    elif isinstance(error, LengthError):
-        n_bytes, n_requested = error.args
-        what = f"the server returned {n_bytes:,} bytes, not {n_requested:,}"
-        remedy = "upload it again if that persists"
     elif status in range(_CLIENT_ERRORS, _SERVER_ERRORS) and status not in _MAY_PASS:
         what = f"the server refuses it ({_said(error)})"
         remedy = "check the URL and `storage_options`; renew credentials that expired"

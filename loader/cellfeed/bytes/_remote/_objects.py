@@ -7,7 +7,6 @@ in the thread of the event loop, so it needs no lock.
 """
 
 import asyncio
-import os
 import threading
 import time
 import weakref
@@ -295,13 +294,13 @@ class Scheduler:
 
     async def _receive(self, request: Request) -> memoryview | None:
         """Return the bytes, None if the object does not exist and need not exist."""
-        began, options = time.monotonic(), {"range": (request.first, request.stop)}
+        where, began = (request.location, request.first, request.stop), time.monotonic()
         try:
-            with errors_named(request.location, request.first, request.stop):
-                got = await self._store.get_async(request.path, options=options)
+            with errors_named(*where):
+                got = await self._store.get_async(request.path, options={"range": where[1:]})
                 content = memoryview(await got.bytes_async())
                 if request.version is not None:
-                    request.version.check(got, content, request.stop - request.first)
+                    request.version.check(got, content, *where)
         except PathError:
             if request.version is None:
                 return None
@@ -334,7 +333,6 @@ Content = bytes | memoryview | NDArray[np.uint8] | None
 
 _REQUESTS_OF_A_BATCH = 32  # that are awaited, and decoded, together
 _numbers = count()
-_locks = dict[int, threading.Lock]()  # by process, since a fork copies a lock that is held
 _HERE = Future[None]()
 _HERE.set_result(None)
 
@@ -383,6 +381,9 @@ def _cancel(batches: Iterable[Batch]) -> None:
         each.cancel()
 
 
+_State = tuple[Callable[[int], Location], Callable[[int], Version | None]]
+
+
 class RemoteObjects(ByteStore):
     """Objects of one store, numbered from 0, whose ranges are requested before they are read.
 
@@ -399,9 +400,7 @@ class RemoteObjects(ByteStore):
         locations: Callable[[int], Location],
         versions: Callable[[int], Version | None],
     ) -> None:
-        self._process = -1
-        self._locations = locations
-        self._versions = versions
+        self.__setstate__((locations, versions))
 
     def location_of(self, file: int) -> Location:
         """Return the location of an object, for messages."""
@@ -424,8 +423,13 @@ class RemoteObjects(ByteStore):
             return None
         return LastingIdentity(digest_of(str(self._locations(0)), version.etag), is_settled=True)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_process": -1, "_pending": None}
+    def __getstate__(self) -> _State:
+        return self._locations, self._versions
+
+    def __setstate__(self, state: _State) -> None:
+        self._locations, self._versions = state
+        # Its methods that are used here are atomic, so that no lock is needed.
+        self._pending = weakref.WeakValueDictionary[int, Pending]()
 
     def expect(
         self,
@@ -436,7 +440,6 @@ class RemoteObjects(ByteStore):
         """Request ranges now; see `ByteStore`."""
         if not files.size:
             return None
-        self._enter_process()
         return self._request(Ranges(files, offsets, sizes))
 
     def arrivals(
@@ -483,17 +486,6 @@ class RemoteObjects(ByteStore):
                     found[k] = answer[place.first : place.first + ranges.listed[k][2]]
         return found
 
-    def _enter_process(self) -> None:
-        """Forget the requests of another process."""
-        stores_of(self._locations(0))  # fails in a fork, as it must
-        process = os.getpid()
-        if self._process != process:
-            with _locks.setdefault(process, threading.Lock()):
-                if self._process != process:
-                    # Its methods that are used here are atomic, so that no lock is needed.
-                    self._pending = weakref.WeakValueDictionary[int, Pending]()
-                    self._process = process
-
     def _sources(
         self, ranges: Ranges
     ) -> Iterator[tuple[Pending, Mapping[Range, Place | bytes], Sequence[int]]]:
@@ -501,7 +493,7 @@ class RemoteObjects(ByteStore):
 
         Ranges that were not requested are requested.
         """
-        self._enter_process()
+        stores_of(self._locations(0))  # fails in a fork, where nothing that is pending arrives
         remaining: Sequence[int] = range(len(ranges.listed))
         for reference in self._pending.valuerefs():  # the oldest fetch is read first
             pending = reference()
