@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 
 from cellfeed._errors import CellfeedError, FormatError, PathError
 from cellfeed.collection import Collection, open_collection
@@ -193,7 +192,7 @@ def _arrays(X: Any) -> Iterator[np.ndarray[Any, Any]]:
     if isinstance(X, RaggedRows):
         yield from (X.offsets, X.values)
     else:
-        yield X.toarray() if sp.issparse(X) or hasattr(X, "toarray") else np.asarray(X)
+        yield X.toarray() if hasattr(X, "toarray") else np.asarray(X)
 
 
 def _check(found: Any, expected: Any, *, are_values_checked: bool = True) -> None:

@@ -615,36 +615,29 @@ class Oracle:
         self.check_minibatch(cells, dense=False)
 
     def check_minibatch(self, cells: Cells, *, dense: bool) -> None:
-        """Check that a minibatch has the cells of its ``rows``."""
-        is_dense = isinstance(cells.X, np.ndarray)
+        """Check that a minibatch has the cells of its ``rows``: values, dtype, parts and obs."""
+        X, rows, expected = cells.X, cells.rows, self._matrix[cells.rows]
+        is_dense = isinstance(X, np.ndarray)
         assert is_dense == (not self._is_ragged and (dense or not self._is_sparse))
-        self.check_matrix(cells.X, cells.rows)
-        self._check_obs(cells.obs, cells.rows)
-
-    def check_matrix(self, X: Any, rows: NDArray[np.int64]) -> None:
-        """Check values, dtype and, for a sparse matrix, its parts."""
-        expected = self._matrix[rows]
         if self._is_ragged:
             assert isinstance(X, RaggedRows)
             assert X.dtype == self._dtype
             assert X.offsets.tolist() == expected.offsets.tolist()
             np.testing.assert_array_equal(X.values, expected.values)
-            return
-        in_scipy = isinstance(X, sp.csr_array)
-        expected_dtype = summable(self._dtype) if in_scipy else self._dtype
-        assert (X if isinstance(X, np.ndarray) else X.data).dtype == expected_dtype
-        if not isinstance(X, np.ndarray):
-            _check_csr(X.indptr, X.indices, X.data, expected.shape)
-            matrix = np.zeros(expected.shape, self._dtype)
-            matrix[np.repeat(np.arange(len(rows)), np.diff(X.indptr)), X.indices] = X.data
-            X = matrix
-        np.testing.assert_array_equal(X, expected)
-
-    def _check_obs(self, obs: Mapping[str, NDArray[Any]], rows: NDArray[np.int64]) -> None:
+        else:
+            in_scipy = isinstance(X, sp.csr_array)
+            dtype = summable(self._dtype) if in_scipy else self._dtype
+            assert (X if is_dense else X.data).dtype == dtype
+            if not is_dense:
+                _check_csr(X.indptr, X.indices, X.data, expected.shape)
+                matrix = np.zeros(expected.shape, self._dtype)
+                matrix[np.repeat(np.arange(len(rows)), np.diff(X.indptr)), X.indices] = X.data
+                X = matrix
+            np.testing.assert_array_equal(X, expected)
         column = self._obs["plate"]
         assert isinstance(column, CategoricalColumn)
-        assert column.decode(obs["plate"]).tolist() == self._plates[rows].tolist()
-        np.testing.assert_array_equal(obs["number"], self._numbers[rows])
+        assert column.decode(cells.obs["plate"]).tolist() == self._plates[rows].tolist()
+        np.testing.assert_array_equal(cells.obs["number"], self._numbers[rows])
 
 
 def _joined(parts: Sequence[RaggedRows]) -> RaggedRows:

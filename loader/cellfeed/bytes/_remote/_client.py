@@ -526,9 +526,17 @@ def expand_url(location: Location, suffixes: Sequence[str]) -> list[Location]:
         raise PathError(msg)
     if pattern is None:
         what = f"has nothing that can be opened ({', '.join(suffixes)})"
-        found = _in_folder(whole, suffixes)
+        below = _listed(whole)
+        if not _ZARR.isdisjoint(below):
+            return [whole]
+        names = {name.partition("/")[0] for name in below if not name.startswith(".")}
+        found = [whole / name for name in sorted(names) if has_suffix(name, *suffixes)]
     else:
-        what, found = "matches nothing", _matches(whole, pattern.start())
+        what = "matches nothing"
+        folder = replace(location, text=whole.text[: pattern.start()].rpartition("/")[0])
+        wanted = re.compile(_regular_expression(whole.text[len(folder.text) + 1 :]))
+        matches = map(wanted.match, _listed(folder))
+        found = [folder / name for name in sorted({each[0] for each in matches if each})]
     if not found:
         raise PathError(f"{location}: {what}; check the URL")
     return found
@@ -565,33 +573,18 @@ def versions_of(folder: Location, names: Sequence[str]) -> dict[str, Version]:
     return {name: version for name, version in found if version is not None}
 
 
-def _in_folder(location: Location, suffixes: Sequence[str]) -> list[Location]:
-    below = _listed(location)
-    if not _ZARR.isdisjoint(below):
-        return [location]
-    names = {name.partition("/")[0] for name in below if not name.startswith(".")}
-    return [location / name for name in sorted(names) if has_suffix(name, *suffixes)]
-
-
-def _matches(location: Location, first: int) -> list[Location]:
-    folder, _, _ = location.text[:first].rpartition("/")
-    below = replace(location, text=folder)
-    # A zarr store is a folder of objects, which matches as a whole: the shortest path that does.
-    wanted = re.compile(_regular_expression(location.text[len(folder) + 1 :]) + r"(?=/|\Z)")
-    matches = (wanted.match(name) for name in _listed(below))
-    return [below / name for name in sorted({each[0] for each in matches if each is not None})]
-
-
 def _regular_expression(pattern: str) -> str:
+    """Return what matches the shortest path that fits: a zarr store is a folder of objects."""
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^]]+\])", pattern)
     # Names that begin with a dot only match if that is written, as in folders on disk.
     shown = r"(?!(?<![^/])\.)"
     every = f"(?:{shown}.)*?"
     meanings = {"**/": f"(?:{every}/)??", "**": every}
     meanings |= {"*": f"{shown}[^/]*", "?": f"{shown}[^/]"}
-    return "".join(
+    written = (
         meanings.get(part, part if part.startswith("[") else re.escape(part)) for part in parts
     )
+    return f"{''.join(written)}(?=/|\\Z)"
 
 
 def _listed(folder: Location, most: int | None = None) -> dict[str, Version]:
