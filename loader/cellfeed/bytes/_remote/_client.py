@@ -38,9 +38,9 @@ _Answer = TypeVar("_Answer")
 WEB = ("http", "https")
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "20s", "timeout": "5m"}
 _BLOCKING = {"connect_timeout": "5s", "read_timeout": "5s", "timeout": "1m"}
-# obstore retries what may pass, ten times, and goes on where an answer broke off. With this base,
-# the pauses take some 20 s in all; with its own, 2, some 4 s, which may be too short for a server
-# that is overloaded.
+# obstore retries what may pass, ten times, and goes on where an answer broke off, if the ETag is
+# the same. With this base, pauses take some 20 s in all; with its own, 2, some 4 s, which may be
+# too short for a server that is overloaded.
 _RETRIES = {"backoff": {"base": 3}}
 _BLOCKING_RETRIES = _RETRIES | {"retry_timeout": timedelta(seconds=20)}
 

@@ -255,6 +255,37 @@ def test_replaced_while_it_is_read(tmp_path, monkeypatch, missing):
             open_collection(f"{server.url}/p.h5ad", storage_options=quick())
 
 
+@pytest.mark.parametrize(("missing", "is_replaced"), [([], True), (["ETag"], False)], ids=str)
+def test_what_broke_off_is_continued_from_the_same_version_only(
+    tmp_path, monkeypatch, missing, is_replaced
+):
+    """Without an ETag, nothing says that it is the same."""
+
+    def without(answer, fault, state):
+        kept = {name: value for name, value in answer.headers.items() if name not in missing}
+        return faulty(replace(answer, headers=kept), fault, state)
+
+    monkeypatch.setattr(serving, "faulty", without)
+    folder, broken = served(tmp_path), list[object]()
+    other = bytes(255 - byte for byte in (folder / "p.h5ad").read_bytes())
+    with WebServer(folder) as server:
+        there = open_collection(f"{server.url}/p.h5ad", storage_options=quick())
+        there.load_tables()
+
+        def answer(request):
+            if broken:
+                return None
+            broken.append(request)
+            if is_replaced:
+                server.replace("p.h5ad", other)
+            return Reset(7)
+
+        server.answer = answer
+        with pytest.raises((RemoteError, FormatError), match=r"reset|replaced"):
+            there[[599]]
+        assert broken
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_next_request_works_and_nothing_is_left_open(server, kind):
     def read_and_fail():
