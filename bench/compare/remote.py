@@ -13,7 +13,6 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,7 +23,7 @@ FETCH_ROWS = 4096
 PROXY, SERVERS = "cores of the proxy", "cores of the server"
 
 
-def figures(function, opened, stops_after=None, seconds=None, counted=dict):
+def figures(function, opened, stops_after=None, seconds=None):
     """Read two epochs by `function`, and return what the second one cost.
 
     Parameters
@@ -35,12 +34,10 @@ def figures(function, opened, stops_after=None, seconds=None, counted=dict):
         When opening began.
     stops_after
         Whether an epoch ends after some seconds, at a multiple of so many cells.
-    counted
-        Returns counts of requests so far.
     """
     opening, first = time.perf_counter() - opened, {}
     for number in range(2):
-        before, used, of_others = counted(), time.process_time(), cpu_of_others()
+        used, of_others = time.process_time(), cpu_of_others()
         began, n_cells, waited = time.perf_counter(), 0, 0.0
         for size in function(number):
             n_cells += size
@@ -52,11 +49,6 @@ def figures(function, opened, stops_after=None, seconds=None, counted=dict):
         found = {"cells/s": n_cells / took, "us of processor per cell": 1e6 * cpu / n_cells,
                  "cores of the client": cpu / took, "s to the first minibatch": waited}  # fmt: skip
         found |= {name: (now - of_others[name]) / took for name, now in cpu_of_others().items()}
-        if before:
-            done = {name: now - before[name] for name, now in counted().items()}
-            found["requests/s"] = done["n_requests"] / took
-            found["bytes per cell"] = done["n_bytes"] / n_cells
-            found["bytes received / wanted"] = done["n_bytes"] / max(1, done["n_wanted"])
         first = first or {"cells/s of the first epoch": found["cells/s"], "s to open": opening}
     return found | first
 
@@ -94,14 +86,7 @@ def cellfeed(seed, urls, options, block, prefetch=None):
             _ = minibatch.obs["plate"]
             yield len(minibatch)
 
-    def requests():
-        # There is no public way.
-        from cellfeed.bytes._remote._objects import scheduler_of
-
-        return asdict(scheduler_of(collection.locations[0]).counters)
-
-    is_remote = urls[0].startswith(("http", "s3:"))
-    return figures(sizes, opened, counted=requests if is_remote else dict)
+    return figures(sizes, opened)
 
 
 def annbatch(seed, urls, options, block, seconds):

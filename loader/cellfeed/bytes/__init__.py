@@ -22,7 +22,6 @@ from cellfeed.bytes._location import (
 )
 from cellfeed.bytes._remote import (
     RemoteObjects,
-    Version,
     expand_url,
     open_object,
     versions_below,
@@ -50,7 +49,6 @@ __all__ = [
     "Location",
     "RemoteObjects",
     "StorageOptions",
-    "Version",
     "appeared",
     "broken_link",
     "cancellable_threads",

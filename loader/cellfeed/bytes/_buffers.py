@@ -1,7 +1,6 @@
 """Memory pools, and destinations in memory that is not allocated yet."""
 
 import contextlib
-import errno
 import mmap
 import os
 import threading
@@ -76,10 +75,6 @@ class BufferPool:
             return found
         for size in _sizes_replaced(self._free, capacity):
             self._free[size].pop()
-        return self._map(capacity)
-
-    def _map(self, capacity: int) -> Bytes:
-        """Return new memory."""
         return np.frombuffer(mapped(capacity), np.uint8)
 
     def __reduce__(self) -> tuple[type["BufferPool"], tuple[()]]:
@@ -462,15 +457,10 @@ class SharedPool(BufferPool):
         try:
             segment = self._file.map(place)
         except OSError as error:
-            if error.errno == errno.EMFILE:
-                msg = (
-                    f"shared memory for rows cannot be opened ({error}); allow more open files, "
-                    "for example with `ulimit -n 65536`, or use num_workers=0"
-                )
-                raise ParameterError(msg) from error
             msg = (
-                f"cannot allocate {size:,} bytes of shared memory for rows ({error}); read fewer "
-                "at a time, for example with a lower `fetch_factor`, or use num_workers=0"
+                f"cannot allocate {size:,} bytes of shared memory for rows ({error}); allow more "
+                "open files (`ulimit -n 65536`) if there are too many, read fewer rows at a time, "
+                "for example with a lower `fetch_factor`, or use num_workers=0"
             )
             raise ParameterError(msg) from error
         pieces = [Piece(segment, place, index) for index in range(n_pieces)]

@@ -172,7 +172,7 @@ class FileRecord:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._tables = dict[str, dict[str, NDArray[Any]]]()
+        self._tables = dict[str, NDArray[Any]]()  # by what they are of, and their own names
         self._read_for: LastingIdentity | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -197,9 +197,15 @@ class FileRecord:
         if before is None or not before.is_settled:
             return compute()
         if self._read_for != before:
-            self._tables, self._read_for = self._read(before), before
-        recorded = self._tables.get(what)
-        if recorded is not None:
+            key = _key(self._name, "", before, "record")
+            self._tables, self._read_for = dict(_read(key, is_mapped=False) or {}), before
+        begin = f"{what}{_END}"
+        recorded = {
+            name.removeprefix(begin): table
+            for name, table in [*self._tables.items()]  # to which other threads may add
+            if name.startswith(begin)
+        }
+        if recorded:
             return recorded
         found = compute()
         if identity() != before or found is None:
@@ -207,27 +213,14 @@ class FileRecord:
         if sum(table.nbytes for table in found.values()) <= _LARGEST_RECORDED:
             for table in found.values():
                 table.flags.writeable = False
-            self._tables[what] = dict(found)
+            self._tables |= {f"{begin}{name}": table for name, table in found.items()}
             _unsaved.add(self)
         return found
-
-    def _read(self, identity: LastingIdentity) -> dict[str, dict[str, NDArray[Any]]]:
-        tables = dict[str, dict[str, NDArray[Any]]]()
-        key = _key(self._name, "", identity, "record")
-        for name, table in (_read(key, is_mapped=False) or {}).items():
-            what, _, own_name = name.rpartition(_END)
-            tables.setdefault(what, {})[own_name] = table
-        return tables
 
     def save(self) -> None:
         """Write all tables."""
         if self._read_for is not None:
-            tables = {
-                f"{what}{_END}{name}": table
-                for what, own in self._tables.copy().items()
-                for name, table in own.items()
-            }
-            _keep(_key(self._name, "", self._read_for, "record"), tables)
+            _keep(_key(self._name, "", self._read_for, "record"), self._tables.copy())
 
 
 _LARGEST_RECORDED = 1 << 20  # bytes; larger tables have a file of their own, which is mapped
@@ -365,20 +358,16 @@ def map_or_read(path: Path) -> NDArray[np.uint8]:
         The file cannot be read, or is empty.
     """
     with path.open("rb") as file:
-        if not _may_map(path.parent):
+        _mapped[:] = [each for each in _mapped if each() is not None]
+        n_mapped = len(_mapped)
+        has_room = n_mapped < share_of_descriptors(_SHARE_OF_OPEN_FILES, n_mapped)
+        if not has_room or file_system(path.parent) in _NOT_MAPPED:
             content = np.fromfile(file, np.uint8)
             content.flags.writeable = False
             return content
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     _mapped.append(weakref.ref(mapped))
     return np.frombuffer(mapped, np.uint8)
-
-
-def _may_map(folder: Path) -> bool:
-    _mapped[:] = [each for each in _mapped if each() is not None]
-    n_mapped = len(_mapped)
-    most = share_of_descriptors(_SHARE_OF_OPEN_FILES, n_mapped)
-    return n_mapped < most and file_system(folder) not in _NOT_MAPPED
 
 
 def file_system(path: Path) -> str:

@@ -16,16 +16,12 @@ pytest.register_assert_rewrite(
     *(f"cellfeed.testing.{name}" for name in ("_damage", "_source", "_strategy"))
 )
 
-from cellfeed.testing._cases import (  # noqa: E402 - after its asserts are registered
-    GuardedPool,
-    StoredCase,
-)
+# After its asserts are registered.
 from cellfeed.testing._damage import StorageDamageConformance  # noqa: E402
-from cellfeed.testing._source import SourceConformance  # noqa: E402
+from cellfeed.testing._source import SourceConformance, StoredCase  # noqa: E402
 from cellfeed.testing._strategy import StrategyCase, StrategyConformance  # noqa: E402
 
 __all__ = [
-    "GuardedPool",
     "SourceConformance",
     "StorageDamageConformance",
     "StoredCase",

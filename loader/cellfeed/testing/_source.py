@@ -7,33 +7,248 @@ import pickle
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cellfeed._errors import ColumnError
 from cellfeed._runs import merge_consecutive
-from cellfeed._torch import torch
 from cellfeed.bytes import Location
 from cellfeed.collection import Collection
 from cellfeed.dataset import CellDataset, ReadOptions
 from cellfeed.dataset._loader import context_without_threads
-from cellfeed.decode import Counter, Counters, Verify
-from cellfeed.fetch import Part, Pools, Reader
-from cellfeed.rows import CategoricalColumn, Cells, CsrRows, ObsColumn, RaggedRows, summable
-from cellfeed.rows._minibatch import Minibatch, RaggedTensor
+from cellfeed.fetch import Reader
+from cellfeed.rows import CategoricalColumn, Cells, ObsColumn, RaggedRows, summable
 from cellfeed.sampling import BlockShuffling
-from cellfeed.sources import Layout, Source, StoredElement
+from cellfeed.sources import Layout, Source
 from cellfeed.sources._registry import open_location, storage_of
-from cellfeed.testing._cases import Columns, GuardedPool, StoredCase, Values, for_all
+
+# Matrices for a suite to store, and the expected results, made from a few numbers and a seed.
+
+Columns = Literal["ascending", "in any order", "some twice"]
+Values = Literal["counts", "any"]
+
+PLATES = ("plate 1", "plate 2", "plate 3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredCase:
+    """A matrix with its annotations, to be written to the tested storage.
+
+    Parameters
+    ----------
+    layout
+        Layout of the stored matrix: CSR, dense or ragged.
+    n_rows, n_vars
+        Number of cells and of genes.
+    dtype
+        Dtype of the stored values, as NumPy names it, such as ``">f4"``.
+    index_dtype, pointer_dtype
+        Dtypes of the stored ``indices`` and ``indptr``.
+    density
+        Share of elements that are stored.
+    columns
+        Whether the columns of a row ascend, are in any order, or include duplicates.
+    values
+        Whether values are small counts, or also include extreme and special values of the dtype.
+    element
+        Name of the element: ``"X"``, ``"layers/counts"`` or ``"raw/X"``.
+    further_shape
+        Dimensions of a dense array after cells and genes.
+    storage
+        Options of the storage, as the suite's ``storages`` draws them.
+    seed
+        Seed of the random content.
+
+    Examples
+    --------
+    >>> case = StoredCase(n_rows=2, n_vars=3, density=1.0)
+    >>> case.indptr
+    array([0, 3, 6], dtype=int32)
+    >>> case.in_memory().shape
+    (2, 3)
+    """
+
+    layout: Layout = "csr"
+    n_rows: int
+    n_vars: int
+    dtype: str = "<f4"
+    index_dtype: str = "<i4"
+    pointer_dtype: str = "<i4"
+    density: float = 0.5
+    columns: Columns = "ascending"
+    values: Values = "counts"
+    element: str = "X"
+    further_shape: tuple[int, ...] = ()
+    storage: Any = None
+    seed: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the matrix: (n_rows, n_vars), and `further_shape`; (n_rows,) if ragged."""
+        if self.layout == "ragged":
+            return (self.n_rows,)
+        return self.n_rows, self.n_vars, *self.further_shape
+
+    @property
+    def indptr(self) -> NDArray[Any]:
+        """Row pointers of CSR or ragged rows, as they must be stored, shape (n_rows + 1,)."""
+        return np.cumsum([0, *map(len, self._columns)]).astype(self.pointer_dtype)
+
+    @property
+    def indices(self) -> NDArray[Any]:
+        """Column of each CSR element, as it must be stored, shape (n_elements,)."""
+        return np.concatenate([np.empty(0, np.int64), *self._columns]).astype(self.index_dtype)
+
+    @property
+    def data(self) -> NDArray[Any]:
+        """Values of CSR elements or ragged rows, as they must be stored, shape (n_elements,)."""
+        return self._values(sum(map(len, self._columns)))
+
+    @property
+    def dense(self) -> NDArray[Any]:
+        """The dense matrix, as it must be stored, of `shape`."""
+        values = self._values(math.prod(self.shape)).reshape(self.shape)
+        is_stored = self._random(1).random(values.shape) < self.density
+        return np.where(is_stored, values, np.zeros((), values.dtype)).astype(self.dtype)
+
+    @property
+    def matrix(self) -> Any:
+        """The matrix as it must be stored: `dense`, or a `scipy.sparse.csr_matrix` of its parts."""
+        if self.layout == "dense":
+            return self.dense
+        parts = (self.data, self.indices, self.indptr.astype(np.int64))
+        return sp.csr_matrix(parts, shape=(self.n_rows, self.n_vars))
+
+    @cached_property
+    def obs(self) -> pd.DataFrame:
+        """The obs table: ``plate``, categorical, and ``number``, both with missing values."""
+        random = self._random(2)
+        plates = random.integers(-1, len(PLATES), size=self.n_rows)
+        numbers = np.where(random.random(self.n_rows) < 0.2, np.nan, np.arange(self.n_rows))  # noqa: PLR2004 - some
+        return pd.DataFrame(
+            {
+                "plate": pd.Categorical.from_codes(plates, categories=pd.Index(PLATES)),
+                "number": numbers,
+            },
+            index=pd.Index([f"cell{k}" for k in range(self.n_rows)], dtype=object),
+        )
+
+    @property
+    def var(self) -> pd.DataFrame:
+        """The table of genes, which has only names; it is empty for ragged rows."""
+        n_vars = 0 if self.layout == "ragged" else self.n_vars
+        return pd.DataFrame(index=pd.Index([f"gene{k}" for k in range(n_vars)], dtype=object))
+
+    @property
+    def dtype_in_memory(self) -> np.dtype[Any]:
+        """Expected dtype of the values that are read, unless another is requested."""
+        native = np.dtype(self.dtype).newbyteorder("=")
+        widened = self.layout == "csr" and native == np.float16  # SciPy has none of these
+        return np.dtype(np.float32) if widened else native
+
+    @property
+    def row_lengths(self) -> NDArray[np.int64]:
+        """Number of stored elements in each row."""
+        if self.layout == "dense":
+            return np.full(self.n_rows, math.prod(self.shape[1:]), np.int64)
+        return np.array([len(columns) for columns in self._columns], np.int64)
+
+    def in_memory(self, dtype: np.dtype[Any] | None = None) -> Any:
+        """Return the oracle: the dense matrix, of `shape`, or `RaggedRows`.
+
+        Values are cast as by `numpy.ndarray.astype`, and duplicates are summed.
+        """
+        dtype = self.dtype_in_memory if dtype is None else dtype
+        with np.errstate(over="ignore"):
+            if self.layout == "ragged":
+                return RaggedRows(self.indptr.astype(np.int64), self.data.astype(dtype))
+            if self.layout == "dense":
+                return self.dense.astype(dtype)
+            matrix = np.zeros((self.n_rows, self.n_vars), dtype)
+            rows = np.repeat(np.arange(self.n_rows), self.row_lengths)
+            np.add.at(matrix, (rows, self.indices.astype(np.int64)), self.data.astype(dtype))
+            return matrix
+
+    @cached_property
+    def _columns(self) -> list[NDArray[np.int64]]:
+        random = self._random(3)
+        rows = list[NDArray[np.int64]]()
+        for _ in range(self.n_rows):
+            columns = np.flatnonzero(random.random(self.n_vars) < self.density)
+            if random.random() < 0.2:  # noqa: PLR2004 - some cells have nothing
+                columns = columns[:0]
+            if self.columns == "some twice" and columns.size:
+                columns = np.append(columns, random.choice(columns))
+            rows.append(columns if self.columns == "ascending" else random.permutation(columns))
+        return rows
+
+    def _values(self, n: int) -> NDArray[Any]:
+        dtype, random = np.dtype(self.dtype), self._random(4)
+        counts = random.integers(0, 8, n)
+        if self.values == "counts":
+            return counts.astype(dtype)
+        odd = _odd_values(dtype.newbyteorder("="))
+        is_odd = random.random(n) < 0.3  # noqa: PLR2004 - some
+        odd_values = odd[random.integers(len(odd), size=n)]
+        return np.where(is_odd, odd_values, counts.astype(odd.dtype)).astype(dtype)
+
+    def _random(self, purpose: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, purpose])
+
+
+def _odd_values(dtype: np.dtype[Any]) -> NDArray[Any]:
+    if dtype.kind == "b":
+        return np.array([False, True])
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return np.array([limits.min, limits.max, limits.max // 2 + 1, limits.max // 3], dtype)
+    numbers = np.finfo(dtype)
+    odd = [numbers.min, numbers.max, numbers.tiny, -0.0, 0.1, np.inf, -np.inf, np.nan]
+    return np.array(odd, dtype)
+
+
+# Running the checks of a suite over examples that hypothesis draws.
+
+
+def for_all(
+    check: Callable[..., None], *, max_examples: int, **drawn: st.SearchStrategy[Any]
+) -> None:
+    """Call ``check`` with drawn arguments, the same in each run.
+
+    This is not a decorator of the tests, since they draw from attributes of the subclass.
+
+    Parameters
+    ----------
+    check
+        The function with assertions.
+    max_examples
+        Maximum number of calls; a hypothesis profile may lower it.
+    **drawn
+        Strategies of the arguments.
+    """
+    configured = settings(
+        max_examples=min(max_examples, settings().max_examples),
+        deadline=None,
+        derandomize=True,
+        database=None,
+        report_multiple_bugs=False,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    configured(given(**drawn)(check))()
+
+
+# The suite.
 
 _OBS = ("plate", "number")
 _CAST_TO = ("float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool")
@@ -91,19 +306,9 @@ class SourceConformance:
     further_shapes: Sequence[tuple[int, ...]] = ((),)
     max_examples: int = 50
 
-    @pytest.fixture
-    def write(self) -> Write:
-        """Return a function that stores a case."""
-        msg = f"{type(self).__name__} must have a fixture `write`, which stores a case"
-        raise NotImplementedError(msg)
-
     def storages(self, layout: Layout, dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:  # noqa: ARG002 - for subclasses
         """Return a hypothesis strategy for `StoredCase.storage`, such as compression and chunks."""
         return st.none()
-
-    def is_decoded_here(self, case: StoredCase) -> bool | None:  # noqa: ARG002 - for subclasses
-        """Return whether cellfeed must decode the chunks of a case; None if both are allowed."""
-        return None
 
     def cases(
         self,
@@ -201,12 +406,9 @@ class SourceConformance:
             dtype = _drawn_dtype(data, cases)
             size, num_threads = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
             distinct, order = np.unique(rows, return_inverse=True)
-            pool = GuardedPool()
-            pools = Pools(pool, pool, pool)
-            with Reader(collection, dtype=dtype, num_threads=num_threads, pools=pools) as reader:
+            with Reader(collection, dtype=dtype, num_threads=num_threads) as reader:
                 groups = list(reader.read_groups(distinct, order, size))
-            pool.check()
-            assert [len(group) for group in groups] == _sizes(len(rows), size)
+            assert len(groups) == max(1, math.ceil(len(rows) / size))
             oracle = Oracle(cases, dtype, obs=collection.obs)
             for k, group in enumerate(groups):
                 oracle.check(group, rows[k * size : (k + 1) * size])
@@ -236,13 +438,13 @@ class SourceConformance:
             is_kept = np.array(data.draw(st.lists(st.booleans(), min_size=1)))
             oracle = Oracle(cases, dtype, obs=dataset.collection.obs)
             names = dataset.collection.obs_names(slice(None)) if has_names else None
-            kept = list[Minibatch | Cells]()
+            kept = list[Cells]()
             for _ in range(2):
                 seen, k = list[NDArray[np.int64]](), 0
                 for k, minibatch in enumerate(dataset):
                     oracle.check_minibatch(minibatch, dense=dense)
                     _check_names(minibatch, names)
-                    seen.append(np.asarray(minibatch.rows).copy())
+                    seen.append(minibatch.rows.copy())
                     if is_kept[k % len(is_kept)]:
                         kept.append(minibatch)
                 assert k + 1 == len(dataset)
@@ -256,55 +458,6 @@ class SourceConformance:
                 _check_names(minibatch, names)
 
         self._try(check, data=st.data())
-
-    def test_chunks_and_the_library_give_the_same(self, write: Write) -> None:
-        """Reading by chunks or through the library gives the same bytes, with any threads.
-
-        An element that is not read by chunks although others are gives a reason.
-        """
-
-        def check(case: StoredCase, data: st.DataObject) -> None:
-            collection = _collection(write, [case])
-            stored = collection.sources[0].elements[case.element]
-            dtype = _drawn_dtype(data, [case]) or stored.dtype
-            oracle = Oracle([case], dtype, obs=collection.obs)
-
-            def read(
-                readable: Any, rows: NDArray[np.int64], order: NDArray[np.intp], num_threads: int
-            ) -> tuple[int, int]:
-                """Read and check rows in two groups; return the numbers of bytes and chunks."""
-                counters, pool = Counters(), GuardedPool()
-                pools, verify = (
-                    Pools(pool, pool, pool),
-                    data.draw(st.sampled_from(get_args(Verify))),
-                )
-                options = {"num_threads": num_threads, "verify": verify, "counters": counters}
-                size = max(1, -(-rows.size // 2))
-                with Reader(readable, dtype=dtype, pools=pools, **options) as reader:
-                    groups = list(reader.read_groups(rows, order, size))
-                pool.check()
-                for k, group in enumerate(groups):
-                    oracle.check(group, rows[order][k * size : (k + 1) * size])
-                done = counters.values  # noqa: PD011 - no pandas
-                return int(done[Counter.BYTES_READ]), int(done[Counter.CHUNKS])
-
-            rows = data.draw(_distinct_rows(case.n_rows))
-            order = np.array(data.draw(st.permutations(range(len(rows)))), np.intp)
-            assert read(_ByLibrary(collection), rows, order, 1) == (0, 0)
-            # Bytes and chunks depend on neither threads nor checks.
-            num_threads = data.draw(st.integers(2, 4))
-            assert read(collection, rows, order, 1) == read(collection, rows, order, num_threads)
-            if case.row_lengths.sum():
-                every = np.arange(case.n_rows)
-                _, n_chunks = read(collection, every, every, 1)
-                is_known, slow = self.is_decoded_here(case), stored.slow_read(dtype)
-                assert slow is None or not n_chunks
-                if dtype == stored.dtype:
-                    assert is_known in (None, n_chunks > 0)
-                if is_known is not None:
-                    assert (slow is None) == (n_chunks > 0)
-
-        self._try(check, case=self.cases(), data=st.data())
 
     def test_copies(self, write: Write) -> None:
         """Copies read the same, before and after the original was read, or its tables were."""
@@ -374,39 +527,6 @@ class SourceConformance:
         for_all(check, max_examples=most, **strategies)
 
 
-class _ByLibrary:
-    """A collection whose rows the storage's own library reads."""
-
-    delivers_obs_names = False
-
-    def __init__(self, collection: Collection) -> None:
-        self.elements, self.obs = collection.elements, collection.obs
-        self.obs_names = collection.obs_names
-        self._collection = collection
-
-    def parts(self, rows: NDArray[np.int64]) -> dict[str, list[Part]]:
-        """Return the rows of each element, by source."""
-        parts = self._collection.parts(rows)
-        for own in parts.values():
-            for k, part in enumerate(own):
-                without_chunks: Any = _WithoutChunks(part.stored)
-                own[k] = replace(part, stored=without_chunks)
-        return parts
-
-
-class _WithoutChunks:
-    """An element whose chunks cellfeed does not decode."""
-
-    def __init__(self, stored: StoredElement) -> None:
-        self._stored = stored
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stored, name)
-
-    def chunked(self) -> None:
-        """Return None."""
-
-
 def _source(written: Path | Source, case: StoredCase) -> Source:
     if not isinstance(written, Path):
         return written
@@ -422,23 +542,19 @@ def _collection(
     return Collection(sources, obs=_OBS, obs_names=obs_names)
 
 
-def _check_names(minibatch: Minibatch | Cells, names: NDArray[np.object_] | None) -> None:
+def _check_names(minibatch: Cells, names: NDArray[np.object_] | None) -> None:
     """Check that a minibatch has the names of its rows, or none if there are none."""
     if names is None:
         assert minibatch.obs_names is None
     else:
         assert minibatch.obs_names is not None
-        assert minibatch.obs_names.tolist() == names[np.asarray(minibatch.rows)].tolist()
+        assert minibatch.obs_names.tolist() == names[minibatch.rows].tolist()
 
 
 def _dataset(collection: Collection, strategy: BlockShuffling, **options: Any) -> CellDataset:
-    """Make a dataset, and check that it warns of slow reading once, only if there is any."""
-    for expected in ([collection.slow_reading(options.get("dtype"))], [None]):
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            dataset = CellDataset(collection, strategy, **options)
-        assert [str(each.message) for each in warned] == list(filter(None, expected))
-    return dataset
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is read slowly
+        return CellDataset(collection, strategy, as_torch=False, **options)
 
 
 def _or_none(values: "pd.Series[Any]") -> list[Any]:
@@ -458,11 +574,6 @@ def _drawn_dtype(data: st.DataObject, cases: Sequence[StoredCase]) -> np.dtype[A
     is_odd = any(each.values == "any" and each.dtype_in_memory.kind == "f" for each in cases)  # noqa: PD011 - no pandas
     # What becomes of fractions that an integer cannot hold is undefined.
     return None if is_odd and dtype.kind in "iu" else dtype
-
-
-def _sizes(n: int, size: int) -> list[int]:
-    n_groups = max(1, math.ceil(n / size))
-    return [min(size, n - k * size) for k in range(n_groups)]
 
 
 # The expected contents of stored cases, and their comparison with what was read.
@@ -486,7 +597,7 @@ class Oracle:
         cases: Sequence[StoredCase],
         dtype: np.dtype[Any] | None = None,
         *,
-        obs: Mapping[str, ObsColumn] = MappingProxyType({}),
+        obs: Mapping[str, ObsColumn],
     ) -> None:
         self._obs = obs
         self._dtype = dtype or np.result_type(*(case.dtype_in_memory for case in cases))
@@ -503,52 +614,30 @@ class Oracle:
         assert cells.rows.tolist() == rows.tolist()
         self.check_minibatch(cells, dense=False)
 
-    def check_minibatch(self, minibatch: Minibatch | Cells, *, dense: bool) -> None:
-        """Check that a minibatch, in tensors or without PyTorch, has the cells of its ``rows``."""
-        cells = minibatch if isinstance(minibatch, Cells) else _in_numpy(minibatch)
-        is_dense = isinstance(cells.X, np.ndarray)
+    def check_minibatch(self, cells: Cells, *, dense: bool) -> None:
+        """Check that a minibatch has the cells of its ``rows``: values, dtype, parts and obs."""
+        X, rows, expected = cells.X, cells.rows, self._matrix[cells.rows]
+        is_dense = isinstance(X, np.ndarray)
         assert is_dense == (not self._is_ragged and (dense or not self._is_sparse))
-        self.check_matrix(cells.X, cells.rows)
-        self._check_obs(cells.obs, cells.rows)
-
-    def check_matrix(self, X: Any, rows: NDArray[np.int64]) -> None:
-        """Check values, dtype and, for a sparse matrix, its parts."""
-        expected = self._matrix[rows]
         if self._is_ragged:
             assert isinstance(X, RaggedRows)
             assert X.dtype == self._dtype
             assert X.offsets.tolist() == expected.offsets.tolist()
             np.testing.assert_array_equal(X.values, expected.values)
-            return
-        in_scipy = isinstance(X, sp.csr_array)
-        expected_dtype = summable(self._dtype) if in_scipy else self._dtype
-        assert (X if isinstance(X, np.ndarray) else X.data).dtype == expected_dtype
-        if not isinstance(X, np.ndarray):
-            _check_csr(X.indptr, X.indices, X.data, expected.shape)
-            matrix = np.zeros(expected.shape, self._dtype)
-            matrix[np.repeat(np.arange(len(rows)), np.diff(X.indptr)), X.indices] = X.data
-            X = matrix
-        np.testing.assert_array_equal(X, expected)
-
-    def _check_obs(self, obs: Mapping[str, NDArray[Any]], rows: NDArray[np.int64]) -> None:
+        else:
+            in_scipy = isinstance(X, sp.csr_array)
+            dtype = summable(self._dtype) if in_scipy else self._dtype
+            assert (X if is_dense else X.data).dtype == dtype
+            if not is_dense:
+                _check_csr(X.indptr, X.indices, X.data, expected.shape)
+                matrix = np.zeros(expected.shape, self._dtype)
+                matrix[np.repeat(np.arange(len(rows)), np.diff(X.indptr)), X.indices] = X.data
+                X = matrix
+            np.testing.assert_array_equal(X, expected)
         column = self._obs["plate"]
         assert isinstance(column, CategoricalColumn)
-        assert column.decode(obs["plate"]).tolist() == self._plates[rows].tolist()
-        np.testing.assert_array_equal(obs["number"], self._numbers[rows])
-
-
-def _in_numpy(minibatch: Minibatch) -> Cells:
-    X = minibatch.X
-    if isinstance(X, RaggedTensor):
-        rows: Any = RaggedRows(X.offsets.numpy(), X.values.numpy())  # noqa: PD011 - no pandas
-    elif X.layout == torch.sparse_csr:
-        parts = (X.crow_indices(), X.col_indices(), X.values())
-        indptr, indices, data = (part.numpy() for part in parts)
-        rows = CsrRows(indptr, indices, data, X.shape[1])
-    else:
-        rows = X.numpy()
-    obs = {name: part.numpy() for name, part in minibatch.obs.items()}
-    return Cells({"X": rows}, obs, minibatch.rows.numpy())
+        assert column.decode(cells.obs["plate"]).tolist() == self._plates[rows].tolist()
+        np.testing.assert_array_equal(cells.obs["number"], self._numbers[rows])
 
 
 def _joined(parts: Sequence[RaggedRows]) -> RaggedRows:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
 from cellfeed.sampling import EpochPlan, Fetch, Progress, SamplingStrategy
-from cellfeed.testing._cases import for_all
+from cellfeed.testing._source import for_all
 
 _N_OF_LARGE = 1 << 18  # rows: as int64, they take 2 MiB
 _SMALL_BYTES = 1 << 19  # what may be held or used that does not grow with rows
@@ -108,12 +108,6 @@ class StrategyConformance:
 
     max_examples: int = 100
 
-    @pytest.fixture
-    def cases(self) -> Cases:
-        """Return a function from a number of rows to a hypothesis strategy of cases."""
-        msg = f"{type(self).__name__} must have a fixture `cases`, which draws strategies"
-        raise NotImplementedError(msg)
-
     def test_every_row_as_often_as_declared(self, cases: Cases) -> None:
         """Every row comes once, unless the case allows rows to be left out or repeated."""
 
@@ -166,31 +160,6 @@ class StrategyConformance:
 
         self._try(check, case=_small(cases, least=60), seed=_seeds, epoch=_epochs)
 
-    def test_ranks(self, cases: Cases) -> None:
-        """Ranks get disjoint rows, in equal numbers of minibatches of equal sizes."""
-
-        def check(plan: EpochPlan) -> None:
-            n_ranks, together = plan.world_size, plan.strategy.n_together
-            plans = [replace(plan, rank=rank) for rank in range(n_ranks)]
-            sizes = [plan.delivered_rows(number).size for number in range(plan.n_fetches)]
-            assert set(sizes[:-1]) <= {plan.fetch_size}
-            assert sum(sizes) == plan.rows_per_stream
-            assert plan.n_minibatches == -(-plan.rows_per_stream // plan.batch_size)
-            rows = [_delivered(each) for each in plans]
-            assert [len(each) for each in rows] == [plan.rows_per_stream] * n_ranks
-            counts = Counter(row for each in rows for row in each)
-            alone = replace(plan, rank=0, world_size=1, drop_last=False)
-            visited = Counter(_delivered(alone))
-            if plan.drop_last:
-                assert plan.rows_per_stream % plan.batch_size == 0
-                assert visited.total() - counts.total() < n_ranks * plan.batch_size
-                assert counts <= visited
-            else:
-                assert counts.total() - visited.total() < n_ranks * together
-                assert visited <= counts
-
-        self._try_plans(cases, check)
-
     def test_what_stays_together(self, cases: Cases) -> None:
         """Rows that a strategy keeps together stay together, for any fetches and ranks."""
 
@@ -208,27 +177,6 @@ class StrategyConformance:
                     replace(plan, batch_size=plan.batch_size + 1)
 
         self._try_plans(cases, check)
-
-    def test_fetches(self, cases: Cases) -> None:
-        """Any fetch may be taken at any time, of a new, used or pickled plan, alone or not."""
-
-        def check(plan: EpochPlan, data: st.DataObject) -> None:
-            every = [plan.delivered_rows(number)[0] for number in range(plan.n_fetches)]
-            for number in data.draw(st.permutations(range(plan.n_fetches))):
-                for each in (plan, replace(plan), pickle.loads(pickle.dumps(plan))):  # noqa: S301 - our own
-                    fetch = each.fetch(number)
-                    assert (np.diff(fetch.rows) > 0).all()
-                    assert fetch.rows[fetch.order].tolist() == every[number].tolist()
-            n_whole = plan.n_whole_fetches
-            if n_whole:
-                first = data.draw(st.integers(0, n_whole - 1))
-                together = plan.delivered_rows(first, n_whole - first)
-                assert together.tolist() == [rows.tolist() for rows in every[first:n_whole]]
-            for beyond in (-1, plan.n_fetches):
-                with pytest.raises(IndexError):
-                    plan.fetch(beyond)
-
-        self._try_plans(cases, check, data=st.data())
 
     def test_others(self, cases: Cases) -> None:
         """What comes with a row matches it, and is the same on any rank and after any stop."""

@@ -311,17 +311,6 @@ def test_throughput_is_that_of_the_link(latency, bandwidth):
     assert window.limit < 8 * needed
 
 
-def test_window_halves_when_asked_to_and_not_below_what_is_least():
-    window = Window()
-    sent_over(window, latency=0.15, bandwidth=1e8, n_bytes=40_000)
-    before = window.limit
-    window.overloaded(1e6)
-    assert window.limit == before // 2
-    for _ in range(10):
-        window.overloaded(1e6)
-    assert window.limit == 4
-
-
 def test_times_of_a_window_that_is_not_full_say_nothing():
     window = Window()
     for k in range(1_000):

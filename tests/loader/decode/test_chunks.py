@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.loader.guarded import GuardedPool
 
 from cellfeed import FormatError, ParameterError
 from cellfeed.bytes._buffers import BufferPool, destination
@@ -22,7 +23,6 @@ from cellfeed.decode._kernels import cast_address
 from cellfeed.decode._kernels._codecs import STORED
 from cellfeed.rows import lay_out
 from cellfeed.sources import ByteStore, ChunkedArray, ChunkTable, Location
-from cellfeed.testing import GuardedPool
 
 NUMBERS = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"]
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.loader.guarded import GuardedPool
 from tests.warm import python as warm
 
 from cellfeed.bytes import Location
 from cellfeed.decode import Decoder, can_cast, kernels
 from cellfeed.sources._in_memory import array_in_memory
-from cellfeed.testing import GuardedPool
 
 
 def fuzz(path: Path, *arguments: object) -> str:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loader.sampling.epochs import epoch_of
+from tests.loader.sampling.suites import PlanConformance
 
 from cellfeed import (
     BlockShuffling,
@@ -22,7 +23,7 @@ from cellfeed import (
     Streaming,
 )
 from cellfeed.sampling import Permutation
-from cellfeed.testing import StrategyCase, StrategyConformance
+from cellfeed.testing import StrategyCase
 
 N_LEAST = 2  # rows: a control and a treated cell
 
@@ -58,7 +59,7 @@ def chosen_by(kind, treatment, block_size, indices):
     }[kind]()
 
 
-class TestConformance(StrategyConformance):
+class TestConformance(PlanConformance):
     max_examples = 20
 
     @pytest.fixture

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.loader.sampling.suites import PlanConformance
 
 from cellfeed import BlockShuffling, ParameterError
 from cellfeed.sampling import BlockSizes, ChunkedRows, ChunkStarts
-from cellfeed.testing import StrategyCase, StrategyConformance
+from cellfeed.testing import StrategyCase
 
 keys = st.integers(0, 2**64 - 1)
 
@@ -82,7 +83,7 @@ def aligned(draw: Any, n_rows: int) -> StrategyCase:
 cases = st.integers(1, 200).flatmap(aligned)
 
 
-class TestAligned(StrategyConformance):
+class TestAligned(PlanConformance):
     @pytest.fixture
     def cases(self):
         return aligned

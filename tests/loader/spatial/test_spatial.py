@@ -11,10 +11,11 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.loader.sampling.suites import PlanConformance
 
 from cellfeed import BlockShuffling, CellDataset, ParameterError, Streaming, open_collection
 from cellfeed.spatial import WithNeighbors, graph_neighbors, nearest_neighbors, to_graph
-from cellfeed.testing import StrategyCase, StrategyConformance
+from cellfeed.testing import StrategyCase
 
 N_GENES = 7
 SIZES = (60, 41)
@@ -182,7 +183,7 @@ def neighbors_of(n_rows, k, seed):
     return near
 
 
-class TestConformance(StrategyConformance):
+class TestConformance(PlanConformance):
     max_examples = 60
 
     @pytest.fixture

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from tests.loader.sampling.suites import PlanConformance
 from tests.loader.testing.test_strategy_conformance import some_rows
 
 from cellfeed import BlockWeightedSampling, ClassBalancedSampling, GroupedSampling
-from cellfeed.testing import StrategyCase, StrategyConformance
+from cellfeed.testing import StrategyCase
 
 
-class TestBlockWeightedSampling(StrategyConformance):
+class TestBlockWeightedSampling(PlanConformance):
     @pytest.fixture
     def cases(self):
         @st.composite
@@ -33,7 +34,7 @@ class TestBlockWeightedSampling(StrategyConformance):
         return cases
 
 
-class TestClassBalancedSampling(StrategyConformance):
+class TestClassBalancedSampling(PlanConformance):
     @pytest.fixture
     def cases(self):
         @st.composite
@@ -61,7 +62,7 @@ class TestClassBalancedSampling(StrategyConformance):
 
 
 @pytest.mark.filterwarnings("ignore:.* fewer cells than set_size:UserWarning")
-class TestGroupedSampling(StrategyConformance):
+class TestGroupedSampling(PlanConformance):
     @pytest.fixture
     def cases(self):
         @st.composite

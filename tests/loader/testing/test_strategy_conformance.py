@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from tests.loader.sampling.suites import PlanConformance
 
 from cellfeed import (
     BlockShuffling,
@@ -27,7 +28,7 @@ def some_rows(n_rows: int) -> st.SearchStrategy[np.ndarray | None]:
     return st.none() | st.builds(drawn, st.sampled_from([0.5, 0.9, 0.1]), st.integers(0, 99))
 
 
-class TestBlockShuffling(StrategyConformance):
+class TestBlockShuffling(PlanConformance):
     @pytest.fixture
     def cases(self):
         @st.composite
@@ -45,7 +46,7 @@ class TestBlockShuffling(StrategyConformance):
         return cases
 
 
-class TestStreaming(StrategyConformance):
+class TestStreaming(PlanConformance):
     @pytest.fixture
     def cases(self):
         @st.composite

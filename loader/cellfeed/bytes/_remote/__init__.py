@@ -4,8 +4,16 @@ The ranges of a fetch are known before it is read. They are joined where that sa
 many requests are in flight at a time, and each answer waits for the fetch that needs it.
 """
 
-from cellfeed.bytes._remote._client import Version, failure, is_of_server, open_object
-from cellfeed.bytes._remote._listing import expand_url, versions_below, versions_of, zarr_store
+from cellfeed.bytes._remote._client import (
+    Version,
+    expand_url,
+    failure,
+    is_of_server,
+    open_object,
+    versions_below,
+    versions_of,
+    zarr_store,
+)
 from cellfeed.bytes._remote._objects import (
     RemoteObjects,
     begin_with_requests,

@@ -1,4 +1,4 @@
-"""Connections to servers: the store of a URL, requests with retries, and errors.
+"""Connections to servers: the store of a URL, the thread that runs requests, errors, and listing.
 
 Requests run in one thread with an event loop, many at a time. When the process exits, pending
 requests are cancelled instead of waiting for a server.
@@ -12,10 +12,12 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, wait
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 from weakref import WeakKeyDictionary
@@ -28,15 +30,19 @@ from cellfeed._errors import (
     PathError,
     RemoteError,
 )
-from cellfeed.bytes._location import Location, StorageOptions
+from cellfeed.bytes._location import Location, StorageOptions, has_suffix
 from cellfeed.bytes._store import LOOK_UP_SECONDS, is_cancelled
 
 _Answer = TypeVar("_Answer")
 
 WEB = ("http", "https")
-_AZURE = ("az",)
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "20s", "timeout": "5m"}
 _BLOCKING = {"connect_timeout": "5s", "read_timeout": "5s", "timeout": "1m"}
+# obstore retries what may pass, ten times, and goes on where an answer broke off, if the ETag is
+# the same. With this base, pauses take some 20 s in all; with its own, 2, some 4 s, which may be
+# too short for a server that is overloaded.
+_RETRIES = {"backoff": {"base": 3}}
+_BLOCKING_RETRIES = _RETRIES | {"retry_timeout": timedelta(seconds=20)}
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -49,12 +55,15 @@ class Stores:
         For asynchronous requests.
     blocking
         For requests in the calling thread, where Ctrl-C takes effect after the current request.
-        Requests time out after five seconds, unless the user's ``client_options`` override this.
+        Requests time out after five seconds, and are retried for 20, unless the user's options
+        override this.
     """
 
     store: Any
     blocking: Any
 
+
+_REPLACED = "was replaced or written to since it was opened; open it again"
 
 _opened = WeakKeyDictionary[StorageOptions, dict[str, Stores]]()
 _opening = threading.Lock()
@@ -78,51 +87,39 @@ class Version:
     etag: str | None
     modified: datetime | None
 
-    def check(self, answer: Any) -> None:
-        """Check that an answer of obstore, its result of a ``get``, is of this version.
+    def check(
+        self, answer: Any, content: memoryview, location: Location, first: int, stop: int
+    ) -> None:
+        """Check that an answer of obstore, the result of a ``get``, is what was requested.
+
+        Parameters
+        ----------
+        answer, content
+            The answer, and its bytes.
+        location, first, stop
+            The object, and the requested bytes.
 
         Raises
         ------
-        ChangedError
+        FormatError
             It is of another version.
-        EncodedError
-            It seems to be of another version, since the server compresses it.
+        RemoteError
+            It has more or fewer bytes.
         """
         found = version_of(answer.meta)
         has_etags = self.etag is not None and found.etag is not None
         is_same = self.etag == found.etag if has_etags else self.modified == found.modified
+        where = f"{location} (bytes {first} to {stop})"
         if self.size != found.size or not is_same:
-            raise _encoded(answer) or ChangedError()
-
-
-def check_length(answer: Any, content: memoryview, n_requested: int) -> None:
-    """Check that an answer of obstore has as many bytes as were requested.
-
-    Raises
-    ------
-    LengthError
-        It has more or fewer.
-    EncodedError
-        It has, since the server compresses it.
-    """
-    if len(content) != n_requested:
-        raise _encoded(answer) or LengthError(len(content), n_requested)
-
-
-def _encoded(answer: Any) -> "EncodedError | None":
-    encoding = answer.attributes.get("Content-Encoding")
-    return EncodedError(encoding) if encoding else None
+            raise FormatError(f"{where}: {_REPLACED}")
+        if len(content) != stop - first:
+            what = f"the server returned {len(content):,} bytes, not {stop - first:,}"
+            raise RemoteError(f"{where}: {what}; upload it again if that persists")
 
 
 def version_of(meta: Any) -> Version:
     """Return the version in obstore's metadata of an object."""
     return Version(int(meta["size"]), meta.get("e_tag"), meta.get("last_modified"))
-
-
-def object_store(location: Location) -> tuple[Any, str]:
-    """Return obstore's store that contains an object, and the object's path; see `stores_of`."""
-    stores, path = stores_of(location)
-    return stores.store, path
 
 
 def stores_of(location: Location) -> tuple[Stores, str]:
@@ -149,29 +146,25 @@ def stores_of(location: Location) -> tuple[Stores, str]:
         )
         raise DeliveryError(msg)
     _process = os.getpid()
-    root, path = _parted(location)
+    root, path = split_url(location)
     with _opening:
         opened = _opened.setdefault(location.options, {})
         if root not in opened:
             opened[root] = Stores(
-                _store(location, root, _CLIENT), _store(location, root, _BLOCKING)
+                _store(location, root, _CLIENT, _RETRIES),
+                _store(location, root, _BLOCKING, _BLOCKING_RETRIES),
             )
         return opened[root], path
 
 
-def check_url(location: Location) -> None:
-    """Check that a URL contains no credential, before any message shows it.
+def split_url(location: Location) -> tuple[str, str]:
+    """Return the root URL of the store, and the path of the object in it.
 
     Raises
     ------
     PathError
-        It contains one, or may.
+        The URL names no store, or contains a credential, which no message then shows.
     """
-    _parted(location)
-
-
-def _parted(location: Location) -> tuple[str, str]:
-    """Return the root URL of the store, and the path of the object in it."""
     parts = urlsplit(location.text)
     if "@" in parts.netloc and location.scheme in (*WEB, "s3", "gs"):
         msg = f"{location.shown}: URLs must not contain credentials; give them in `storage_options`"
@@ -187,23 +180,22 @@ def _parted(location: Location) -> tuple[str, str]:
     path = parts.path if is_web else location.text.partition("://")[2].partition("/")[2]
     path = path.strip("/")
     root = f"{parts.scheme}://{parts.netloc}"
-    if location.scheme in _AZURE:
+    if location.scheme == "az":
         container, _, path = path.partition("/")
         root = f"{root}/{container}"
     # Paths on web servers are percent-encoded; keys of object stores are literal.
     return root, unquote(path) if location.scheme in WEB else path
 
 
-def _store(location: Location, root: str, defaults: dict[str, str]) -> Any:
+def _store(location: Location, root: str, client: dict[str, Any], retries: dict[str, Any]) -> Any:
     try:
         stores: Any = importlib.import_module("obstore.store")  # optional, needed only here
     except ImportError:
         msg = f"{location}: URLs are read with obstore; install it: pip install 'cellfeed[remote]'"
         raise ParameterError(msg) from None
     values = dict(location.options.values)
-    client = {**defaults, **(values.pop("client_options", None) or {})}
-    # Retries are ours: obstore would repeat the whole range, and retries fewer errors.
-    retries = {**(values.pop("retry_config", None) or {}), "max_retries": 0}
+    client = {**client, **(values.pop("client_options", None) or {})}
+    retries = {**retries, **(values.pop("retry_config", None) or {})}
     endpoints = [str(value) for name, value in values.items() if "endpoint" in name]
     allows_http = location.scheme == "http" or any(each.startswith("http://") for each in endpoints)
     client.setdefault("allow_http", allows_http)
@@ -247,11 +239,6 @@ _process = -1  # that used the client, whose threads do not survive a fork
 def is_forked() -> bool:
     """Return whether the process was forked from one that used the network client."""
     return _process not in (-1, os.getpid())
-
-
-async def from_loop(coroutine: Coroutine[Any, Any, _Answer]) -> _Answer:
-    """Run a coroutine in this loop, and await its result from a coroutine of another loop."""
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, _started()))
 
 
 def in_loop(call: Callable[..., object], *arguments: Any) -> None:
@@ -303,66 +290,6 @@ def _end() -> None:
         loop.close()
 
 
-# How often a request is retried, and after which pauses.
-
-_RETRIES = 5
-_FIRST_PAUSE, _LONGEST_PAUSE, _LIMIT = 0.1, 60.0, 180.0  # in seconds; no attempt after the limit
-_FACTOR = 3.0  # by which pauses grow
-_OVERLOAD_FACTOR = 5
-
-
-class _Retries:
-    """The retries of one request.
-
-    Pauses between them are 0.1 s, 0.3 s, 0.9 s and so on, unless the user sets others in obstore's
-    ``retry_config``. An overloaded server gets pauses five times as long: a minute in total.
-    obstore does not expose the headers of an error, so ``Retry-After`` is not known here.
-
-    Parameters
-    ----------
-    location
-        The object.
-    first, stop
-        The requested bytes, if it is a range; for messages.
-    """
-
-    def __init__(
-        self, location: Location, first: int | None = None, stop: int | None = None
-    ) -> None:
-        self._where = location, first, stop
-        given = location.options.values.get("retry_config") or {}
-        pauses = given.get("backoff") or {}
-        self._most = 1 + int(given.get("max_retries", _RETRIES))
-        self._pause = _seconds(pauses.get("init_backoff"), _FIRST_PAUSE)
-        self._longest_pause = _seconds(pauses.get("max_backoff"), _LONGEST_PAUSE)
-        self._factor = float(pauses.get("base", _FACTOR))
-        self._end = time.monotonic() + _seconds(given.get("retry_timeout"), _LIMIT)
-        self._n = 0
-
-    def pause_after(self, error: BaseException) -> float:
-        """Return how long to wait before the next attempt, in seconds, after a failed one.
-
-        Raises
-        ------
-        CellfeedError
-            There are no attempts left; names the object, and the bytes.
-        Exception
-            The error itself, if it is of our own code.
-        """
-        if not is_of_request(error):
-            raise error
-        self._n += 1
-        if self._n >= self._most or time.monotonic() >= self._end or not may_pass(error):
-            raise failure(error, *self._where) from None
-        pause = self._pause * (_OVERLOAD_FACTOR if is_overload(error) else 1)
-        self._pause *= self._factor
-        return min(pause, self._longest_pause)
-
-
-def _seconds(given: Any, otherwise: float) -> float:
-    return given.total_seconds() if isinstance(given, timedelta) else otherwise
-
-
 def open_object(location: Location) -> Version:
     """Ask for the version of an object.
 
@@ -373,17 +300,22 @@ def open_object(location: Location) -> Version:
     RemoteError
         The server cannot be reached, or refuses the request.
     """
-    store, path = object_store(location)
-    return version_of(answer_of(location, ask_in_loop(location, lambda: store.head_async(path))))
+    stores, path = stores_of(location)
+
+    async def ask() -> Version:
+        with errors_named(location):
+            return version_of(await stores.store.head_async(path))
+
+    return answer_of(location, ask())
 
 
 def answer_of(location: Location, asking: Coroutine[Any, Any, _Answer]) -> _Answer:
-    """Run `ask_in_loop` and wait for its result, as long as somebody needs it; Ctrl-C cancels it.
+    """Run a request in the loop, and wait for its result; Ctrl-C cancels it.
 
     Raises
     ------
-    CellfeedError
-        As `ask_in_loop`; `RemoteError` if nobody needs the result any more.
+    RemoteError
+        Nobody needs the result any more.
     """
     future = asyncio.run_coroutine_threadsafe(asking, _started())
     try:
@@ -400,7 +332,7 @@ def answer_of(location: Location, asking: Coroutine[Any, Any, _Answer]) -> _Answ
 def answers_of(
     location: Location, asking: Sequence[Callable[[], Coroutine[Any, Any, _Answer]]]
 ) -> list[_Answer]:
-    """Run several of `ask_in_loop`, 32 at a time, and wait for all results; see `answer_of`."""
+    """Run several requests, 32 at a time, and wait for all results; see `answer_of`."""
 
     async def run() -> list[_Answer]:
         turns = asyncio.Semaphore(_MOST_AT_ONCE)
@@ -422,66 +354,28 @@ def answers_of(
 _MOST_AT_ONCE = 32
 
 
-async def ask_in_loop(
-    location: Location,
-    ask: Callable[[], Awaitable[_Answer]],
-    first: int | None = None,
-    stop: int | None = None,
-    before_retry: Callable[[BaseException], None] | None = None,
-) -> _Answer:
-    """Send a request to a server, with retries where they may help.
-
-    Parameters
-    ----------
-    location
-        The object.
-    ask
-        Sends the request.
-    first, stop
-        The requested bytes, if it is a range; for messages.
-    before_retry
-        Called with the error of an attempt that is not the last.
+@contextmanager
+def errors_named(
+    location: Location, first: int | None = None, stop: int | None = None
+) -> Iterator[None]:
+    """Replace the error of a request; see `failure`.
 
     Raises
     ------
     CellfeedError
         The server does not answer; names the object, and the bytes.
     """
-    retries = _Retries(location, first, stop)
-    while True:
-        try:
-            return await ask()
-        except CellfeedError:
+    try:
+        yield
+    except CellfeedError:
+        raise
+    except Exception as error:
+        if not is_of_request(error):  # but of our own code
             raise
-        except Exception as error:  # noqa: BLE001 - whatever obstore raises
-            pause = retries.pause_after(error)
-            if before_retry is not None:
-                before_retry(error)
-        await asyncio.sleep(pause)
+        raise failure(error, location, first, stop) from None
 
 
-def ask_in_thread(location: Location, ask: Callable[[], _Answer], first: int, stop: int) -> _Answer:
-    """Send a request in the calling thread, and run no other Python code meanwhile.
-
-    Raises
-    ------
-    CellfeedError
-        The server does not answer; names the object, and the bytes from ``first`` to ``stop``.
-    """
-    retries = _Retries(location, first, stop)
-    while True:
-        try:
-            return ask()
-        except CellfeedError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever obstore raises
-            pause = retries.pause_after(error)
-        if is_cancelled():
-            raise cancelled(location)
-        time.sleep(pause)
-
-
-# Errors of servers: whether they may pass, and how messages describe them.
+# Errors of servers, and how messages describe them.
 
 _STATUS = re.compile(r"status code: (\d{3}[ A-Za-z-]*)")
 _CODE = re.compile(r"<Code>(\w+)</Code>|\"(?:Code|code|error)\": *\"(\w+)\"")
@@ -502,49 +396,10 @@ _CAUSES = {  # in what obstore adds for developers
     "BadScheme": "it redirects to an unencrypted URL",
     "invalid peer certificate": "its certificate is not valid",
 }
-_OVERLOADED = (429, 503)
 _MAY_PASS = (408, 425, 429)
 _PAST_THE_END = 416
 _SERVER_ERRORS = 500
 _CLIENT_ERRORS = 400
-_FINAL = (
-    "NotFoundError",
-    "FileNotFoundError",
-    "PermissionDeniedError",
-    "UnauthenticatedError",
-    "PreconditionError",
-    "InvalidPathError",
-    "NotSupportedError",
-    "UnknownConfigurationKeyError",
-)
-
-
-class AnswerError(Exception):
-    """An answer is not what was requested."""
-
-
-class ChangedError(AnswerError):
-    """An object has changed since it was opened."""
-
-
-class EncodedError(AnswerError):
-    """A server compresses what it sends, so that ranges are not those of the object.
-
-    Parameters
-    ----------
-    encoding
-        Its ``Content-Encoding``.
-    """
-
-
-class LengthError(AnswerError):
-    """A server returned more or fewer bytes than were requested.
-
-    Parameters
-    ----------
-    n_bytes, n_requested
-        Numbers of bytes that came, and that were requested.
-    """
 
 
 def is_of_server(error: BaseException) -> bool:
@@ -555,35 +410,8 @@ def is_of_server(error: BaseException) -> bool:
 def is_of_request(error: BaseException) -> bool:
     """Return whether an error is of a connection, a server or its answer, not of our own code."""
     # obstore raises `FileNotFoundError` where there is no such object.
-    of_request = AnswerError, ConnectionError, TimeoutError, FileNotFoundError
+    of_request = ConnectionError, TimeoutError, FileNotFoundError
     return is_of_server(error) or isinstance(error, of_request)
-
-
-def _status_of(error: BaseException) -> int | None:
-    """Return the HTTP status in an error of obstore, None if it contains none."""
-    found = _STATUS.search(str(error))
-    return int(found[1][:3]) if found else None
-
-
-def is_missing(error: BaseException) -> bool:
-    """Return whether the error means that the object does not exist."""
-    return isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError"
-
-
-def is_overload(error: BaseException) -> bool:
-    """Return whether the server asks for fewer requests."""
-    return _status_of(error) in _OVERLOADED
-
-
-def may_pass(error: BaseException) -> bool:
-    """Return whether the same request may succeed later."""
-    if isinstance(error, AnswerError):
-        return isinstance(error, LengthError)
-    if not is_of_request(error) or type(error).__name__ in _FINAL:
-        return False
-    status = _status_of(error)
-    is_final = status is not None and _CLIENT_ERRORS <= status < _SERVER_ERRORS
-    return not is_final or status in _MAY_PASS
 
 
 def failure(
@@ -600,28 +428,19 @@ def failure(
     first, stop
         The requested bytes, if it was a range.
     """
-    where = str(location)
-    if first is not None:
-        where += f" (bytes {first} to {stop})" if stop is not None else f" (from byte {first})"
-    kind, status = type(error).__name__, _status_of(error)
-    if isinstance(error, ChangedError) or status == _PAST_THE_END:
-        msg = f"{where}: was replaced or written to since it was opened; open it again"
-        return FormatError(msg)
-    if is_missing(error):
+    where = str(location) if first is None else f"{location} (bytes {first} to {stop})"
+    kind, found = type(error).__name__, _STATUS.search(str(error))
+    status = int(found[1][:3]) if found else None
+    if status == _PAST_THE_END:
+        return FormatError(f"{where}: {_REPLACED}")
+    if isinstance(error, FileNotFoundError) or kind == "NotFoundError":
         return PathError(f"{where}: there is no such object; check the URL")
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):
         what = f"the server refuses it ({_said(error) or 'no credentials'})"
         remedy = "give valid credentials in `storage_options`, or renew those that expired"
     elif kind == "NotSupportedError" and first is not None:
         what, remedy = "the server returns no byte ranges", "download it, or use another server"
-    elif isinstance(error, LengthError):
-        n_bytes, n_requested = error.args
-        what = f"the server returned {n_bytes:,} bytes, not {n_requested:,}"
-        remedy = "upload it again if that persists"
-    elif isinstance(error, EncodedError):
-        what = f"the server compresses it (Content-Encoding: {error.args[0]}), also byte ranges"
-        remedy = "turn that off for such files"
-    elif status is not None and _CLIENT_ERRORS <= status < _SERVER_ERRORS and not may_pass(error):
+    elif status in range(_CLIENT_ERRORS, _SERVER_ERRORS) and status not in _MAY_PASS:
         what = f"the server refuses it ({_said(error)})"
         remedy = "check the URL and `storage_options`; renew credentials that expired"
     else:
@@ -654,3 +473,132 @@ def cancelled(location: Location) -> RemoteError:
     return RemoteError(
         f"{location}: reading was cancelled, since nothing waits for it; read it again"
     )
+
+
+# What a URL refers to, versions of the objects in a folder, and zarr groups.
+
+_MAGIC = re.compile(r"[*?\[]")
+_ZARR = {"zarr.json", ".zgroup"}  # present in a folder that is a zarr group
+_LISTED_AT_ONCE = 1000
+
+
+def zarr_store(location: Location) -> tuple[Any, str]:
+    """Return the zarr store that contains a group, and the path of the group in it.
+
+    Raises
+    ------
+    CellfeedError
+        As `object_store`.
+    """
+    storage: Any = importlib.import_module("zarr.storage")  # zarr is slow to import
+    stores, path = stores_of(location)
+    return storage.ObjectStore(stores.store, read_only=True), path
+
+
+def expand_url(location: Location, suffixes: Sequence[str]) -> list[Location]:
+    """Return the objects that a URL refers to: itself, its folder's, or those matching its pattern.
+
+    ``*`` and ``?`` match within a name, ``**`` matches any number of folders, ``[ab]`` one of
+    several characters.
+
+    Parameters
+    ----------
+    location
+        A URL; one that ends with a slash, or with none of ``suffixes``, is a folder.
+    suffixes
+        Suffixes of names that can be opened.
+
+    Raises
+    ------
+    PathError
+        Nothing is found, or the server does not support listing.
+    RemoteError
+        The server cannot be reached, or refuses the request.
+    """
+    split_url(location)
+    pattern = _MAGIC.search(location.text)
+    whole = replace(location, text=location.text.rstrip("/"))
+    is_web = location.scheme in WEB
+    if pattern is None and (is_web or (whole == location and has_suffix(whole.text, *suffixes))):
+        return [whole]
+    if is_web:
+        msg = f"{location}: a web server cannot list files; give the URL of each file"
+        raise PathError(msg)
+    if pattern is None:
+        what = f"has nothing that can be opened ({', '.join(suffixes)})"
+        below = _listed(whole)
+        if not _ZARR.isdisjoint(below):
+            return [whole]
+        names = {name.partition("/")[0] for name in below if not name.startswith(".")}
+        found = [whole / name for name in sorted(names) if has_suffix(name, *suffixes)]
+    else:
+        what = "matches nothing"
+        folder = replace(location, text=whole.text[: pattern.start()].rpartition("/")[0])
+        wanted = re.compile(_regular_expression(whole.text[len(folder.text) + 1 :]))
+        matches = map(wanted.match, _listed(folder))
+        found = [folder / name for name in sorted({each[0] for each in matches if each})]
+    if not found:
+        raise PathError(f"{location}: {what}; check the URL")
+    return found
+
+
+def versions_below(folder: Location, most: int) -> dict[str, Version] | None:
+    """Return the versions of the objects in a folder by name; None if they cannot be listed.
+
+    Parameters
+    ----------
+    folder
+        A folder.
+    most
+        Maximum number of objects; if there are more, returns None.
+    """
+    if folder.scheme in WEB:
+        return None
+    found = _listed(folder, most)
+    return None if len(found) > most else found
+
+
+def versions_of(folder: Location, names: Sequence[str]) -> dict[str, Version]:
+    """Return the versions of the objects that exist, requesting many at a time."""
+    stores, prefix = stores_of(folder)
+
+    async def ask(name: str) -> Version | None:
+        try:
+            with errors_named(folder / name):
+                return version_of(await stores.store.head_async(f"{prefix}/{name}"))
+        except PathError:
+            return None
+
+    found = zip(names, answers_of(folder, [partial(ask, name) for name in names]), strict=True)
+    return {name: version for name, version in found if version is not None}
+
+
+def _regular_expression(pattern: str) -> str:
+    """Return what matches the shortest path that fits: a zarr store is a folder of objects."""
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^]]+\])", pattern)
+    # Names that begin with a dot only match if that is written, as in folders on disk.
+    shown = r"(?!(?<![^/])\.)"
+    every = f"(?:{shown}.)*?"
+    meanings = {"**/": f"(?:{every}/)??", "**": every}
+    meanings |= {"*": f"{shown}[^/]*", "?": f"{shown}[^/]"}
+    written = (
+        meanings.get(part, part if part.startswith("[") else re.escape(part)) for part in parts
+    )
+    return f"{''.join(written)}(?=/|\\Z)"
+
+
+def _listed(folder: Location, most: int | None = None) -> dict[str, Version]:
+    """Return the versions of all objects in a folder, or of more than ``most``, by name."""
+    stores, prefix = stores_of(folder)
+    start = len(prefix) + 1 if prefix else 0
+
+    async def ask() -> dict[str, Version]:
+        found = dict[str, Version]()
+        with errors_named(folder):
+            async for page in stores.store.list(prefix or None, chunk_size=_LISTED_AT_ONCE):
+                found |= {meta["path"][start:]: version_of(meta) for meta in page}
+                if most is not None and len(found) > most:
+                    break
+        return found
+
+    return answer_of(folder, ask())

@@ -1,4 +1,4 @@
-"""Requests for bytes of objects: which ranges are joined, how many are in flight, and retries.
+"""Requests for bytes of objects: which ranges are joined, and how many are in flight.
 
 The ranges of a fetch are known before it is read. Neighbouring ranges are joined into requests,
 requests into batches that are awaited together, and each answer waits for the fetch that needs it.
@@ -7,7 +7,6 @@ in the thread of the event loop, so it needs no lock.
 """
 
 import asyncio
-import os
 import threading
 import time
 import weakref
@@ -29,20 +28,54 @@ from cellfeed.bytes._location import LastingIdentity, Location, digest_of
 from cellfeed.bytes._remote._client import (
     Stores,
     Version,
-    ask_in_loop,
     cancelled,
-    check_length,
+    errors_named,
     in_loop,
     is_forked,
-    is_overload,
     stores_of,
 )
-from cellfeed.bytes._store import LOOK_UP_SECONDS, Arrival, ByteStore, is_cancelled, joined
+from cellfeed.bytes._store import LOOK_UP_SECONDS, Arrival, ByteStore, is_cancelled
 
-LARGEST_REQUEST = 1 << 23  # a larger one would arrive late, and occupy memory, as a whole
+# Bytes after which no further range begins: a larger request would arrive late, and occupy memory,
+# as a whole.
+LARGEST_REQUEST = 1 << 23
 # A gap of so many bytes between two ranges is read, too. On the loopback interface, a request costs
 # about the processor time of reading these; at 125 MB/s, they take 0.5 ms.
 GAP = 1 << 16
+
+# Joining byte ranges that lie near each other.
+
+_FILE_BITS = 44  # keep the bytes of different objects apart
+
+
+def joined(
+    files: NDArray[np.int64], offsets: NDArray[np.int64], sizes: NDArray[np.int64], gap: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return which ranges are requested together.
+
+    Parameters
+    ----------
+    files, offsets, sizes
+        Number of the object, first byte and number of bytes of each range, int64, shape (n,).
+    gap
+        Maximum number of bytes between two joined ranges.
+
+    Returns
+    -------
+    The order of ranges by object and first byte, and the start of each request in this order, with
+    the end of the last, shape (n_requests + 1,).
+    """
+    order = np.lexsort((offsets, files))
+    files, offsets, sizes = files[order], offsets[order], sizes[order]
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = files[1:] != files[:-1]
+    apart = np.cumsum(is_first) << _FILE_BITS
+    ends = np.maximum.accumulate(offsets + sizes + apart) - apart
+    is_first[1:] |= offsets[1:] - ends[:-1] > gap
+    begins = offsets[np.flatnonzero(is_first)[np.cumsum(is_first) - 1]]
+    is_first[1:] |= np.diff((offsets - begins) // LARGEST_REQUEST) != 0
+    return order, np.append(np.flatnonzero(is_first), len(order))
+
 
 # The number of concurrent requests.
 
@@ -59,8 +92,7 @@ class Window:
     The duration is the median over requests that were sent at the present limit, once as many of
     them were answered as the limit allows. Requests that open a connection take longer, but are
     fewer than half. The limit doubles until doubling raises throughput by less than two fifths, and
-    is reset if it raised it by less than a tenth; some rounds later doubling is tried again. The
-    limit halves if the server asks for fewer requests.
+    is reset if it raised it by less than a tenth; some rounds later doubling is tried again.
 
     Attributes
     ----------
@@ -90,12 +122,6 @@ class Window:
             self._end_round(self.limit / max(median(self._seconds), 1e-6))
             self._begin_round(now)
 
-    def overloaded(self, now: float) -> None:
-        """Record that the server asked for fewer requests."""
-        self._begin_round(now)
-        self.limit = self._before = max(_LEAST, self.limit // 2)
-        self._best, self._n_rounds = 0.0, 0
-
     def _end_round(self, rate: float) -> None:
         self._n_rounds += 1
         if rate > self._best * _RISE or self._n_rounds > _ROUNDS_ON_A_PLATEAU:
@@ -123,28 +149,9 @@ def begin_with_requests(n: int) -> None:
     Window.first = max(_LEAST, min(n, _MOST))
 
 
-@dataclass(slots=True)
-class RequestCounters:
-    """Requests to a store since it was opened.
-
-    Parameters
-    ----------
-    n_requests, n_bytes
-        Answered requests, and their bytes, including gaps.
-    n_wanted
-        Bytes of these that were needed.
-    n_repeated
-        Requests that failed and were retried.
-    """
-
-    n_requests: int = 0
-    n_bytes: int = 0
-    n_wanted: int = 0
-    n_repeated: int = 0
-
-
-class Object(NamedTuple):
-    """An object of a store.
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """Bytes of one object that are requested together.
 
     Parameters
     ----------
@@ -152,31 +159,17 @@ class Object(NamedTuple):
         The object, and its path in the store.
     version
         The version that it must have; None if any is accepted.
+    first, stop
+        The first byte, and the end.
+    ranges
+        Numbers of the ranges that lie in these bytes.
     """
 
     location: Location
     path: str
     version: Version | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Request:
-    """Bytes of one object that are requested together.
-
-    Parameters
-    ----------
-    wanted, first, stop
-        The object, the first byte, and the end.
-    n_wanted
-        Number of these bytes that are needed; the others are gaps.
-    ranges
-        Numbers of the ranges that lie in these bytes.
-    """
-
-    wanted: Object
     first: int
     stop: int
-    n_wanted: int
     ranges: Sequence[int]
 
 
@@ -199,7 +192,7 @@ class Batch:
     """
 
     def __init__(self, requests: Sequence[Request]) -> None:
-        self.requests, self.location = requests, requests[0].wanted.location
+        self.requests, self.location = requests, requests[0].location
         self._answers: list[memoryview | BaseException | None] = [None] * len(requests)
         self.is_here = Future[None]()
         self.is_cancelled = False
@@ -261,7 +254,6 @@ class Scheduler:
         self._waiting = deque[tuple[Batch, int]]()
         self._n_in_flight = 0
         self.window = Window()
-        self.counters = RequestCounters()
 
     def submit(self, batches: Sequence[Batch]) -> None:
         """Queue requests; from any thread, and without waiting."""
@@ -290,7 +282,7 @@ class Scheduler:
         asyncio.get_running_loop().call_soon(self._send)
         batch.tasks.discard(task)
         if task.cancelled():
-            batch.put(number, cancelled(batch.requests[number].wanted.location))
+            batch.put(number, cancelled(batch.requests[number].location))
             return
         error = task.exception()
         if error is None:
@@ -302,31 +294,17 @@ class Scheduler:
 
     async def _receive(self, request: Request) -> memoryview | None:
         """Return the bytes, None if the object does not exist and need not exist."""
-        ask, where = partial(self._ask, request), (request.first, request.stop)
+        where, began = (request.location, request.first, request.stop), time.monotonic()
         try:
-            return await ask_in_loop(request.wanted.location, ask, *where, self._before_retry)
+            with errors_named(*where):
+                got = await self._store.get_async(request.path, options={"range": where[1:]})
+                content = memoryview(await got.bytes_async())
+                if request.version is not None:
+                    request.version.check(got, content, *where)
         except PathError:
-            if request.wanted.version is None:
+            if request.version is None:
                 return None
             raise
-
-    def _before_retry(self, error: BaseException) -> None:
-        self.counters.n_repeated += 1
-        if is_overload(error):
-            self.window.overloaded(time.monotonic())
-
-    async def _ask(self, request: Request) -> memoryview:
-        wanted, began = request.wanted, time.monotonic()
-        options = {"range": (request.first, request.stop)}
-        got = await self._store.get_async(wanted.path, options=options)
-        if wanted.version is not None:
-            wanted.version.check(got)
-        content = memoryview(await got.bytes_async())
-        if wanted.version is not None:
-            check_length(got, content, request.stop - request.first)
-        self.counters.n_requests += 1
-        self.counters.n_bytes += len(content)
-        self.counters.n_wanted += min(request.n_wanted, len(content))
         self.window.record(began, time.monotonic(), is_full=bool(self._waiting))
         return content
 
@@ -355,7 +333,6 @@ Content = bytes | memoryview | NDArray[np.uint8] | None
 
 _REQUESTS_OF_A_BATCH = 32  # that are awaited, and decoded, together
 _numbers = count()
-_locks = dict[int, threading.Lock]()  # by process, since a fork copies a lock that is held
 _HERE = Future[None]()
 _HERE.set_result(None)
 
@@ -404,6 +381,9 @@ def _cancel(batches: Iterable[Batch]) -> None:
         each.cancel()
 
 
+_State = tuple[Callable[[int], Location], Callable[[int], Version | None]]
+
+
 class RemoteObjects(ByteStore):
     """Objects of one store, numbered from 0, whose ranges are requested before they are read.
 
@@ -420,9 +400,7 @@ class RemoteObjects(ByteStore):
         locations: Callable[[int], Location],
         versions: Callable[[int], Version | None],
     ) -> None:
-        self._process = -1
-        self._locations = locations
-        self._versions = versions
+        self.__setstate__((locations, versions))
 
     def location_of(self, file: int) -> Location:
         """Return the location of an object, for messages."""
@@ -445,8 +423,13 @@ class RemoteObjects(ByteStore):
             return None
         return LastingIdentity(digest_of(str(self._locations(0)), version.etag), is_settled=True)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_process": -1, "_pending": None}
+    def __getstate__(self) -> _State:
+        return self._locations, self._versions
+
+    def __setstate__(self, state: _State) -> None:
+        self._locations, self._versions = state
+        # Its methods that are used here are atomic, so that no lock is needed.
+        self._pending = weakref.WeakValueDictionary[int, Pending]()
 
     def expect(
         self,
@@ -457,7 +440,6 @@ class RemoteObjects(ByteStore):
         """Request ranges now; see `ByteStore`."""
         if not files.size:
             return None
-        self._enter_process()
         return self._request(Ranges(files, offsets, sizes))
 
     def arrivals(
@@ -504,17 +486,6 @@ class RemoteObjects(ByteStore):
                     found[k] = answer[place.first : place.first + ranges.listed[k][2]]
         return found
 
-    def _enter_process(self) -> None:
-        """Forget the requests of another process."""
-        stores_of(self._locations(0))  # fails in a fork, as it must
-        process = os.getpid()
-        if self._process != process:
-            with _locks.setdefault(process, threading.Lock()):
-                if self._process != process:
-                    # Its methods that are used here are atomic, so that no lock is needed.
-                    self._pending = weakref.WeakValueDictionary[int, Pending]()
-                    self._process = process
-
     def _sources(
         self, ranges: Ranges
     ) -> Iterator[tuple[Pending, Mapping[Range, Place | bytes], Sequence[int]]]:
@@ -522,7 +493,7 @@ class RemoteObjects(ByteStore):
 
         Ranges that were not requested are requested.
         """
-        self._enter_process()
+        stores_of(self._locations(0))  # fails in a fork, where nothing that is pending arrives
         remaining: Sequence[int] = range(len(ranges.listed))
         for reference in self._pending.valuerefs():  # the oldest fetch is read first
             pending = reference()
@@ -546,21 +517,18 @@ class RemoteObjects(ByteStore):
         some = np.flatnonzero(~is_empty)
         places: dict[Range, Place | bytes]
         places = {ranges.listed[k]: b"" for k in np.flatnonzero(is_empty).tolist()}
-        order, bounds = joined(
-            ranges.files[some], firsts[some], lengths[some], GAP, LARGEST_REQUEST
-        )
+        order, bounds = joined(ranges.files[some], firsts[some], lengths[some], GAP)
         order, begins = some[order], bounds[:-1]
-        objects = dict[int, Object]()
+        objects = dict[int, tuple[Location, str, Version | None]]()
         for file in np.unique(ranges.files[some]).tolist():
             location = self._locations(file)
-            objects[file] = Object(location, stores_of(location)[1], self._versions(file))
+            objects[file] = location, stores_of(location)[1], self._versions(file)
         requests = [
-            Request(objects[file], first, stop, n_wanted, own)
-            for file, first, stop, n_wanted, own in zip(
+            Request(*objects[file], first, stop, own)
+            for file, first, stop, own in zip(
                 ranges.files[order[begins]].tolist(),
                 firsts[order[begins]].tolist(),
                 np.maximum.reduceat((firsts + lengths)[order], begins).tolist(),
-                np.add.reduceat(lengths[order], begins).tolist(),
                 (order[slice(*each)].tolist() for each in pairwise(bounds.tolist())),
                 strict=True,
             )

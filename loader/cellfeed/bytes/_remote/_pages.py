@@ -10,7 +10,6 @@ them: a thread that drops an object of h5py would wait for that lock.
 """
 
 import io
-import struct
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,14 +23,11 @@ from cellfeed.bytes._location import Location
 from cellfeed.bytes._remote._client import (
     Version,
     answers_of,
-    ask_in_loop,
-    ask_in_thread,
-    check_length,
+    errors_named,
     open_object,
     stores_of,
 )
-from cellfeed.bytes._remote._objects import LARGEST_REQUEST
-from cellfeed.bytes._store import joined
+from cellfeed.bytes._remote._objects import joined
 
 # Reading several files with h5py concurrently, although h5py locks all of HDF5 while it reads.
 #
@@ -47,16 +43,13 @@ class _LockFreeRead:
 
     Attributes
     ----------
-    is_outside
-        Whether missing pages end an attempt, and are fetched outside the lock.
     files
         Files that an attempt opened, so that later ones find their pages.
     fetched
-        Files of which pages were fetched outside the lock.
+        Files of which pages were fetched. None is dropped before the read ends.
     """
 
     def __init__(self) -> None:
-        self.is_outside = True
         self.files = dict[tuple[Location, int], PagedFile]()
         self.fetched = set[PagedFile]()
 
@@ -74,10 +67,10 @@ class MissingError(BaseException):
     Parameters
     ----------
     fetch
-        Fetches them; returns whether they will still be present at the next attempt.
+        Fetches them.
     """
 
-    def __init__(self, fetch: Callable[[], bool]) -> None:
+    def __init__(self, fetch: Callable[[], None]) -> None:
         super().__init__()
         self.fetch = fetch
 
@@ -98,32 +91,23 @@ def outside_lock(read: Callable[[], _Read]) -> _Read:
             try:
                 return read()
             except MissingError as missing:
-                # Pages beyond the limit are fetched one after the other, under the lock.
-                attempts.is_outside = missing.fetch()
+                missing.fetch()
     finally:
         _local.attempts = None
         for file in attempts.fetched:
             file.drop_many()
 
 
-def _attempts_outside() -> _LockFreeRead | None:
-    """Return the attempts of this thread, if it fetches pages without the lock of h5py."""
-    return None if _local.attempts is None or not _local.attempts.is_outside else _local.attempts
-
-
 PAGE_BYTES = 1 << 14
 _PAGES_OF_A_MISS = 16
 _MOST_PREFETCHED = 256  # pages
 _GAP = 1 << 18
-_PART = 1 << 20  # of a large read, whose parts are requested concurrently
-_MOST_IN_PAGES = 1 << 26  # bytes of a read
 _MOST_PAGES = 1 << 15  # 512 MiB
 _MANY_PAGES = 1 << 10  # 16 MiB: of a file that has been read so far
 
 _NODE_OF_CHUNKS = b"TREE\x01"
 _NODE_HEAD = 24
 _NODE_ENTRIES = 64  # B-tree parameter of chunk indexes; files may set another, but none do
-_ADDRESS = 8
 
 
 def paged_file(location: Location, version: Version | None = None) -> "PagedFile":
@@ -164,56 +148,35 @@ class PagedFile(io.RawIOBase):
     def __init__(self, location: Location, version: Version) -> None:
         super().__init__()
         self._location = location
-        self._version = version
+        self.version = version
         self._stores, self._path = stores_of(location)
         self._position = 0
         self._pages = dict[int, bytes]()
         self._n_dimensions = 0
-        self._has_all = True
         self._prefetched_to, self._n_prefetched = -_MOST_PREFETCHED, _PAGES_OF_A_MISS
-
-    @property
-    def version(self) -> Version:
-        """The version that is being read."""
-        return self._version
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Set the position."""
-        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._version.size}
+        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.version.size}
         self._position = begin[whence] + offset
-        return self._position
-
-    def tell(self) -> int:
-        """Return the position."""
         return self._position
 
     def readinto(self, buffer: Any, /) -> int:
         """Read until the buffer is full or the object ends; return the number of bytes."""
         view = memoryview(buffer).cast("B")
         first = self._position
-        stop = min(first + len(view), self._version.size)
+        stop = min(first + len(view), self.version.size)
         if stop <= first:
             return 0
-        if stop - first > (_MOST_IN_PAGES if _attempts_outside() else _PART):
-            self._read_large(view[: stop - first], first)
-        else:
-            view[: stop - first] = self._read_pages(first, stop)
-            if self._n_dimensions and bytes(view[: len(_NODE_OF_CHUNKS)]) == _NODE_OF_CHUNKS:
-                self._fetch_children([bytes(view[: stop - first])])
+        view[: stop - first] = self._read_pages(first, stop)
+        if self._n_dimensions and bytes(view[: len(_NODE_OF_CHUNKS)]) == _NODE_OF_CHUNKS:
+            self._fetch_children([bytes(view[: stop - first])])
         self._position = stop
         return stop - first
 
     def prefetch(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
         """Fetch ranges that will be read, with one round trip for all of them."""
-        stops = np.minimum(offsets + sizes, self._version.size)
+        stops = np.minimum(offsets + sizes, self.version.size)
         is_there = (offsets >= 0) & (stops > offsets)
         first, last = offsets[is_there] // PAGE_BYTES, (stops[is_there] - 1) // PAGE_BYTES
         pages = np.unique(
@@ -241,7 +204,7 @@ class PagedFile(io.RawIOBase):
         """Fetch pages that are being read, and some after them."""
         if not all(page in self._pages for page in pages):
             self._make_room(_PAGES_OF_A_MISS + len(pages))
-            n_pages = -(-self._version.size // PAGE_BYTES)
+            n_pages = -(-self.version.size // PAGE_BYTES)
             missing = next((page for page in pages if page not in self._pages), pages.start)
             # Sequential reads, such as of gene names, fetch ever larger ranges.
             is_next = 0 <= missing - self._prefetched_to < _PAGES_OF_A_MISS
@@ -252,25 +215,23 @@ class PagedFile(io.RawIOBase):
             self._fetch([page for page in wanted if page not in self._pages])
 
     def _make_room(self, n_pages: int) -> None:
-        if len(self._pages) + n_pages > _MOST_PAGES:
+        if _local.attempts is None and len(self._pages) + n_pages > _MOST_PAGES:
             self._pages.clear()
-            self._has_all = False
 
     def _fetch(self, pages: Sequence[int]) -> None:
         if not pages:
             return
-        if _attempts_outside() is not None:
+        if _local.attempts is not None:
             raise MissingError(partial(self._fetch_now, pages))
         self._fetch_now(pages)
 
-    def _fetch_now(self, pages: Sequence[int]) -> bool:
-        """Fetch pages; return whether all pages fetched before are still present."""
-        attempts = _attempts_outside()
+    def _fetch_now(self, pages: Sequence[int]) -> None:
+        attempts = _local.attempts
         if attempts is not None:
             attempts.fetched.add(self)
         offsets = np.array(pages, np.int64) * PAGE_BYTES
-        sizes = np.minimum(PAGE_BYTES, self._version.size - offsets)
-        order, bounds = joined(np.zeros_like(offsets), offsets, sizes, _GAP, LARGEST_REQUEST)
+        sizes = np.minimum(PAGE_BYTES, self.version.size - offsets)
+        order, bounds = joined(np.zeros_like(offsets), offsets, sizes, _GAP)
         requests = np.split(order, bounds[1:-1])
         firsts = [int(offsets[own[0]]) for own in requests]
         stops = [int(offsets[own[-1]] + sizes[own[-1]]) for own in requests]
@@ -281,53 +242,38 @@ class PagedFile(io.RawIOBase):
                 start = int(offsets[k]) - first
                 fetched[pages[k]] = bytes(content[start : start + int(sizes[k])])
         self._pages |= fetched
-        return self._has_all
 
     def drop_many(self) -> None:
         """Drop pages if they are many."""
         if len(self._pages) > _MANY_PAGES:
             self._pages.clear()
 
-    def _read_large(self, view: memoryview, first: int) -> None:
-        starts = range(first, first + len(view), _PART)
-        stops = [min(start + _PART, first + len(view)) for start in starts]
-        for start, content in zip(starts, self._ask(list(starts), stops), strict=True):
-            view[start - first : start - first + len(content)] = content
-
     def _ask(self, firsts: Sequence[int], stops: Sequence[int]) -> Sequence[memoryview]:
         """Return ranges; the last is requested after the others, to check the version."""
-
-        def ask() -> list[memoryview]:
-            store, contents = self._stores.blocking, list[memoryview]()
+        store, contents = self._stores.blocking, list[memoryview]()
+        with errors_named(self._location, min(firsts), max(stops)):
             if len(firsts) > 1:
                 many = store.get_ranges(self._path, starts=firsts[:-1], ends=stops[:-1], coalesce=0)
                 contents += map(memoryview, many)
             last = store.get(self._path, options={"range": (firsts[-1], stops[-1])})
-            self._version.check(last)
             contents.append(memoryview(last.bytes()))
             for content, first, stop in zip(contents, firsts, stops, strict=True):
-                check_length(last, content, stop - first)
-            return contents
-
-        return ask_in_thread(self._location, ask, min(firsts), max(stops))
+                self.version.check(last, content, self._location, first, stop)
+        return contents
 
     def _ask_outside(self, firsts: Sequence[int], stops: Sequence[int]) -> Sequence[memoryview]:
         """Return ranges, each checked to be of the version; waiting for them can be interrupted."""
 
         async def ask(first: int, stop: int) -> memoryview:
-            got = await self._stores.store.get_async(self._path, options={"range": (first, stop)})
-            self._version.check(got)
-            content = memoryview(await got.bytes_async())
-            check_length(got, content, stop - first)
+            store, options = self._stores.store, {"range": (first, stop)}
+            with errors_named(self._location, first, stop):
+                got = await store.get_async(self._path, options=options)
+                content = memoryview(await got.bytes_async())
+                self.version.check(got, content, self._location, first, stop)
             return content
 
-        return answers_of(
-            self._location,
-            [
-                partial(ask_in_loop, self._location, partial(ask, *each), *each)
-                for each in zip(firsts, stops, strict=True)
-            ],
-        )
+        asking = [partial(ask, *each) for each in zip(firsts, stops, strict=True)]
+        return answers_of(self._location, asking)
 
     def _fetch_children(self, nodes: Sequence[bytes]) -> None:
         """Fetch all descendants of nodes of a chunk index, level by level.
@@ -338,24 +284,20 @@ class PagedFile(io.RawIOBase):
             Levels do not fall by one, so that a node may refer to itself, which HDF5 would follow
             without end.
         """
-        key = 8 + 8 * (self._n_dimensions + 1)
-        node_bytes = _NODE_HEAD + (_NODE_ENTRIES + 1) * key + _NODE_ENTRIES * _ADDRESS
+        entry = np.dtype([("key", f"V{8 + 8 * (self._n_dimensions + 1)}"), ("child", "<i8")])
+        node_bytes = _NODE_HEAD + _NODE_ENTRIES * entry.itemsize + entry["key"].itemsize
         for level in range(nodes[0][5], 0, -1):
-            addresses = list[int]()
+            children = [np.empty(0, np.int64)]
             for node in nodes:
-                (n_entries,) = struct.unpack_from("<H", node, 6)
-                places = (_NODE_HEAD + (k + 1) * key + k * _ADDRESS for k in range(n_entries))
-                addresses += (
-                    struct.unpack_from("<Q", node, place)[0]
-                    for place in places
-                    if place + _ADDRESS <= len(node)
-                )
-            inside = [e for e in sorted({*addresses}) if e + node_bytes <= self._version.size]
-            if not inside:
+                n_there = (len(node) - _NODE_HEAD) // entry.itemsize
+                n_entries = min(int.from_bytes(node[6:8], "little"), n_there)
+                children.append(np.frombuffer(node, entry, n_entries, _NODE_HEAD)["child"])
+            starts = np.unique(np.concatenate(children))
+            starts = starts[(starts >= 0) & (starts <= self.version.size - node_bytes)]
+            if not starts.size:
                 return
-            starts = np.array(inside, np.int64)
             self.prefetch(starts, np.full(len(starts), node_bytes, np.int64))
-            nodes = [self._read_pages(start, start + node_bytes) for start in inside]
+            nodes = [self._read_pages(start, start + node_bytes) for start in starts.tolist()]
             if any(node[:5] != _NODE_OF_CHUNKS for node in nodes):
                 return
             if any(node[5] != level - 1 for node in nodes):
