@@ -41,7 +41,10 @@ class ElementTokens:
         self._tokenizer, self._masking, self._counters = tokenizer, masking, counters
         self._name = element.name
         self._genes = genes_of(tokenizer, element.column_names)
-        self._cls, self._eos = (getattr(tokenizer, name, None) for name in ("cls", "eos"))
+        special = (getattr(tokenizer, name, None) for name in ("cls", "eos"))
+        self._cls, self._eos = (
+            None if each is None else tokenizer.token_of(each) for each in special
+        )
         self._spread = self._known = np.empty(0, np.int32)
         is_known = self._genes.tokens >= 0
         if getattr(tokenizer, "genes", "nonzero") == "all":
@@ -49,14 +52,13 @@ class ElementTokens:
             self._known = self._genes.tokens[is_known].astype(np.int32)
         self._quantiles = np.linspace(0, 1, getattr(tokenizer, "n_bins", 1) - 1)
         self._parts: dict[str, np.dtype[Any]] = {"tokens": _INT64}
-        self._pads: dict[str, Any] = {"tokens": tokenizer.pad}
+        self._pads: dict[str, Any] = {"tokens": tokenizer.token_of(tokenizer.pad)}
         self._of_special: dict[str, Any] = {}  # what special tokens have
         if tokenizer.has_values:
             self._add("values", _FLOAT32, tokenizer.pad_value, 0.0)
         if masking is not None and masking.masks == "tokens":
             self._add("labels", _INT64, kernels.NO_LABEL, kernels.NO_LABEL)
-            mask, replacements = masking.mask, self._genes.tokens[is_known]
-            token = tokenizer.vocabulary[mask] if isinstance(mask, str) else mask
+            token, replacements = tokenizer.token_of(masking.mask), self._genes.tokens[is_known]
             shares = masking.fraction, masking.random, masking.kept
             self._mask: Any = kernels.mask_tokens, (*shares, token, replacements)
         elif masking is not None:
