@@ -252,8 +252,6 @@ class ShardHeader:
         shard has no documents.
     block
         Number of tokens in a block of spans.
-    encoding
-        Encoding of metadata, such as "json".
     obs
         Categories of each attribute of documents, the first of which is in ``obs-0.bin``.
     files
@@ -266,7 +264,6 @@ class ShardHeader:
     longest_document: int
     n_spans: int
     block: int
-    encoding: str
     obs: Mapping[str, list[str]]
     files: Mapping[str, int]
 
@@ -399,12 +396,11 @@ class WrittenFile:
         with suppress(OSError):
             self._file.close()
 
-    def close(self, *, synced: bool = False) -> None:
-        """Close the file; if ``synced``, wait until all bytes are on disk."""
+    def close(self) -> None:
+        """Close the file once all bytes are on disk."""
         with os_errors(self.path):
-            if synced and not self._file.closed:
-                self._file.flush()
-                os.fsync(self._file.fileno())
+            self._file.flush()
+            os.fsync(self._file.fileno())
             self._file.close()
 
 
