@@ -223,20 +223,13 @@ class SpanElement(StoredElement):
         wrong = (firsts < 0) | (n_bytes < 0) | (firsts + n_bytes > sizes[shards])
         self._check(wrong, shards, SPANS)
         shifts = np.cumsum(sizes) - sizes
-        firsts, distinct, which = np.unique(
+        _, distinct, which = np.unique(
             shifts[shards] + firsts, return_index=True, return_inverse=True
         )
-        n_bytes, shards = n_bytes[distinct], shards[distinct]
-        ends = firsts + n_bytes
-        # Those that follow each other are read together.
-        is_next = (firsts[1:] == ends[:-1]) & (shards[1:] == shards[:-1])
-        begins = np.flatnonzero(np.append(True, ~is_next)[: firsts.size])
-        lasts = np.flatnonzero(np.append(~is_next, True)[: firsts.size])
-        shards, shift = shards[begins], shifts[shards[begins]]
-        read = shards, firsts[begins] - shift, ends[lasts] - shift
-        ranges = self._stored(METADATA, np.dtype(np.uint8), *read)
-        encoded = read_ragged(ranges, np.arange(shards.size)).values.tobytes()
-        bounds = np.append(0, np.cumsum(n_bytes)).tolist()
+        first, n = firsts[distinct], n_bytes[distinct]
+        ranges = self._stored(METADATA, np.dtype(np.uint8), shards[distinct], first, first + n)
+        found = read_ragged(ranges, np.arange(distinct.size))
+        encoded, bounds = found.values.tobytes(), found.offsets.tolist()
         return [encoded[a:b] for a, b in itertools.pairwise(bounds)], which.tolist()
 
     def _located(self, extents: FileExtents) -> NDArray[np.int64]:
@@ -566,22 +559,18 @@ class TokenStream(Source):
         return table
 
     def _attribute(self, name: str, shards: NDArray[np.int64], rows: NDArray[np.int64]) -> Any:
-        out: NDArray[np.int64] = np.empty(rows.size, np.int64)
-        categories = dict[str, int]()
-        headers = self._shards.headers
-        bounds = np.searchsorted(shards, np.arange(len(headers) + 1))
-        for shard, header in enumerate(headers):
-            own, known = slice(bounds[shard], bounds[shard + 1]), header.obs[name]
-            numbers = [categories.setdefault(text, len(categories)) for text in known]
-            if own.start == own.stop:
-                continue
+        parts, bounds = [], np.searchsorted(shards, np.arange(len(self._shards.headers) + 1))
+        for shard, header in enumerate(self._shards.headers):
+            own, codes = rows[bounds[shard] : bounds[shard + 1]], np.empty(0, np.int64)
             file = f"obs-{[*header.obs].index(name)}.bin"
-            stored = self._shards.table(file).of(shard)
-            codes = stored[self._rows.documents_of(shard, rows[own])]
-            if not -1 <= codes.min() <= codes.max() < len(known):
+            if own.size:
+                stored = self._shards.table(file).of(shard)
+                codes = stored[self._rows.documents_of(shard, own)]
+            categories = pd.Index(header.obs[name], dtype=object)
+            if codes.size and not -1 <= codes.min() <= codes.max() < len(categories):
                 raise self._shards.damaged(shard, file, "has codes without a category")
-            out[own] = np.array([*numbers, -1], np.int64)[codes]
-        return pd.Categorical.from_codes(out, pd.Index(list(categories), dtype=object))
+            parts.append(pd.Categorical.from_codes(codes, categories))
+        return pd.api.types.union_categoricals(parts)
 
 
 def _numpy(values: Any) -> NDArray[Any]:
