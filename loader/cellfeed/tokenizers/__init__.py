@@ -1,16 +1,16 @@
 """Tokenizers: cells as sequences of tokens, made while minibatches are read.
 
-A tokenizer is the last of the transforms of a `CellDataset`, or the last but one if tokens are
-masked. In place of the element, minibatches then have:
+A tokenizer is the last of the transforms of a `CellDataset`. In place of the element, minibatches
+then have:
 
 ========================  ==========================================================================
 ``"tokens"``              int64, shape (n_cells, width)
 ``"values"``              float32, in the same shape; not of `RankTokens`
 ``"attention_mask"``      bool, in the same shape: True except for padding
 ``"lengths"``             int64, shape (n_cells,): number of tokens of each cell
-``"labels"``              in the same shape as tokens, if these are masked; see `MaskTokens` and
+``"labels"``              in the same shape as tokens, with ``masking``; see `MaskTokens` and
                           `MaskValues`
-``"masked"``              bool, in the same shape, if tokens are masked: where
+``"masked"``              bool, in the same shape, with ``masking``: where
 ========================  ==========================================================================
 
 With ``padding="longest"``, the width is that of the longest cell of the minibatch; with
@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,6 @@ __all__ = [
     "GeneSubset",
     "MaskTokens",
     "MaskValues",
-    "Masking",
     "RankTokens",
     "Tokenizer",
 ]
@@ -124,6 +123,82 @@ class _ByName:
         return len(self.names)
 
 
+@dataclass(frozen=True)
+class MaskTokens:
+    """How tokens of genes are masked for masked language modelling, as BERT and Geneformer do.
+
+    ``int(fraction * n)`` of a cell's n genes are chosen, every set of as many with equal
+    probability. Of these, a share ``random`` is replaced by random known genes of the collection,
+    a share ``kept`` stays, and the others become ``mask``. ``minibatch["labels"]``, int64, are the
+    original tokens there, and -100 elsewhere, which `torch.nn.functional.cross_entropy` leaves out.
+
+    Source: Devlin et al., "BERT", NAACL 2019, 3.1. (BERT decides for each token by itself, so that
+    the number of masked tokens varies.)
+
+    Parameters
+    ----------
+    fraction
+        Share of the genes of a cell, above 0, at most 1.
+    mask
+        Name of the special token.
+    random, kept
+        Shares of the masked tokens, at least 0, at most 1 together.
+
+    Raises
+    ------
+    ParameterError
+        A share is invalid.
+    """
+
+    fraction: float = 0.15
+    mask: str = "<mask>"
+    random: float = 0.1
+    kept: float = 0.1
+    masks: ClassVar = "tokens"
+
+    def __post_init__(self) -> None:
+        """Check the shares."""
+        _require_share("fraction", self.fraction)
+        if self.random < 0 or self.kept < 0 or self.random + self.kept > 1:
+            msg = (
+                "`random >= 0`, `kept >= 0` and `random + kept <= 1` must hold, but got "
+                f"random={self.random!r} and kept={self.kept!r}"
+            )
+            raise ParameterError(msg)
+
+
+@dataclass(frozen=True)
+class MaskValues:
+    """How values of genes, whose tokens stay, are masked, as scGPT does.
+
+    ``int(fraction * n)`` of a cell's n genes are chosen, every set of as many with equal
+    probability, and their values become ``value``. ``minibatch["labels"]``, float32, are all values
+    as they were; ``minibatch["masked"]`` says which to learn from.
+
+    Source: `random_mask_value` of scGPT.
+
+    Parameters
+    ----------
+    fraction
+        Share of the genes of a cell, above 0, at most 1.
+    value
+        Value of masked genes; -1 in scGPT.
+
+    Raises
+    ------
+    ParameterError
+        The fraction is invalid.
+    """
+
+    fraction: float = 0.4
+    value: float = -1.0
+    masks: ClassVar = "values"
+
+    def __post_init__(self) -> None:
+        """Check the fraction."""
+        _require_share("fraction", self.fraction)
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Tokenizer(RowTransform):
     """Base class of the tokenizers in this module, which are compiled.
@@ -144,6 +219,8 @@ class Tokenizer(RowTransform):
         The names that the vocabulary has for the genes of the collection, if these are others: one
         for each gene, in their order, such as ``collection.var["ensembl_id"]``. Two genes may share
         a symbol. Genes whose name is None or NaN are unknown.
+    masking
+        How some tokens or values are masked, `MaskTokens` or `MaskValues`; None for no masks.
     """
 
     vocabulary: Any
@@ -151,6 +228,7 @@ class Tokenizer(RowTransform):
     pad: str = "<pad>"
     padding: Padding = "longest"
     gene_names: Any = None
+    masking: MaskTokens | MaskValues | None = None
     has_values = True
 
     def __post_init__(self) -> None:
@@ -174,6 +252,13 @@ class Tokenizer(RowTransform):
             )
             raise ParameterError(msg)
         require_one_of("genes", getattr(self, "genes", "nonzero"), get_args(Genes))
+        masking: Any = self.masking
+        possible = (MaskTokens, MaskValues) if self.has_values else (MaskTokens,)
+        if masking is not None and not isinstance(masking, possible):
+            names = " or ".join(each.__name__ for each in possible)
+            raise ParameterError(f"`masking` must be {names}, but got {masking!r}")
+        if isinstance(masking, MaskTokens):
+            self.token_of(masking.mask)
 
     def __repr__(self) -> str:
         name = type(self).__name__
@@ -204,36 +289,22 @@ class Tokenizer(RowTransform):
         """Upper bound of what the tokens of a cell take in a minibatch, in bytes."""
         return self.max_length * _TOKEN_BYTES
 
-    def require_fit(self, element: Element, following: Sequence[RowTransform]) -> None:
-        """Check that an element has genes with tokens, and that what follows is one masking.
+    def require_fit(self, element: Element) -> None:
+        """Check that an element has genes with tokens.
 
         Raises
         ------
         ParameterError
-            It has not, or something else follows.
+            It has not.
         """
         if len(element.row_shape) != 1:
             msg = f"{element.name!r} has no rows of genes, of which {self!r} makes tokens"
             raise ParameterError(msg)
-        if len(following) > 1 or not all(isinstance(each, Masking) for each in following):
-            msg = (
-                "`transform` must have transforms of values first, then at most one tokenizer, and "
-                f"masking at the end, but got {[self, *following]!r}"
-            )
-            raise ParameterError(msg)
         genes_of(self, element.column_names)
-        for each in following:
-            if isinstance(each, MaskTokens):
-                self.token_of(each.mask)
-            elif not self.has_values:
-                msg = f"{each!r} masks values, which {self!r} does not make; use MaskTokens"
-                raise ParameterError(msg)
 
-    def bind(
-        self, element: Element, following: Sequence[RowTransform], counters: Counters
-    ) -> ReplaceRows:
+    def bind(self, element: Element, counters: Counters) -> ReplaceRows:
         """Return the function that makes tokens of rows."""
-        return ElementTokens(self, next(iter(following), None), element, counters)
+        return ElementTokens(self, element, counters)
 
     def tokens_of(self, genes: NDArray[Any]) -> NDArray[np.int64]:
         """Return the token of each gene of a collection, -1 if it is unknown.
@@ -314,7 +385,7 @@ class RankTokens(Tokenizer):
     cls, eos
         Names of the special tokens before and after the genes; None for none, as in Geneformer's
         first models.
-    vocabulary, max_length, pad, padding, gene_names
+    vocabulary, max_length, pad, padding, gene_names, masking
         See `Tokenizer`.
 
     Raises
@@ -393,7 +464,7 @@ class BinnedValues(Tokenizer):
         Name of the special token before the genes, whose value is 0; None for none.
     pad_value
         Value of padding; -2 in scGPT.
-    vocabulary, max_length, pad, padding, gene_names
+    vocabulary, max_length, pad, padding, gene_names, masking
         See `Tokenizer`; scGPT's ``vocab.json`` is a vocabulary.
 
     Raises
@@ -435,7 +506,7 @@ class GeneSubset(Tokenizer):
         Name of the special token before the genes, whose value is 0; None for none.
     pad_value
         Value of padding.
-    vocabulary, pad, padding, gene_names
+    vocabulary, pad, padding, gene_names, masking
         See `Tokenizer`.
 
     Raises
@@ -449,105 +520,6 @@ class GeneSubset(Tokenizer):
     genes: Genes = field(default="all", kw_only=True)
     cls: str | None = field(default=None, kw_only=True)
     pad_value: float = field(default=0.0, kw_only=True)
-
-
-class Masking(RowTransform):
-    """Base class of `MaskTokens` and `MaskValues`, which come after a tokenizer."""
-
-    masks: ClassVar[Literal["tokens", "values"]]
-    row_bytes = 0
-
-    def require_fit(self, element: Element, following: Sequence[RowTransform]) -> NoReturn:  # noqa: ARG002
-        """Refuse to come first.
-
-        Raises
-        ------
-        ParameterError
-            Always.
-        """
-        raise ParameterError(f"{self!r} masks tokens, but no tokenizer is before it")
-
-    def bind(
-        self, element: Element, following: Sequence[RowTransform], counters: Counters
-    ) -> NoReturn:
-        """Do nothing by itself; the tokenizer masks its tokens."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class MaskTokens(Masking):
-    """Mask tokens of genes for masked language modelling, as BERT and Geneformer do.
-
-    ``int(fraction * n)`` of a cell's n genes are chosen, every set of as many with equal
-    probability. Of these, a share ``random`` is replaced by random known genes of the collection,
-    a share ``kept`` stays, and the others become ``mask``. ``minibatch["labels"]``, int64, are the
-    original tokens there, and -100 elsewhere, which `torch.nn.functional.cross_entropy` leaves out.
-
-    Source: Devlin et al., "BERT", NAACL 2019, 3.1. (BERT decides for each token by itself, so that
-    the number of masked tokens varies.)
-
-    Parameters
-    ----------
-    fraction
-        Share of the genes of a cell, above 0, at most 1.
-    mask
-        Name of the special token.
-    random, kept
-        Shares of the masked tokens, at least 0, at most 1 together.
-
-    Raises
-    ------
-    ParameterError
-        A share is invalid.
-    """
-
-    fraction: float = 0.15
-    mask: str = "<mask>"
-    random: float = 0.1
-    kept: float = 0.1
-    masks = "tokens"
-
-    def __post_init__(self) -> None:
-        """Check the shares."""
-        _require_share("fraction", self.fraction)
-        if self.random < 0 or self.kept < 0 or self.random + self.kept > 1:
-            msg = (
-                "`random >= 0`, `kept >= 0` and `random + kept <= 1` must hold, but got "
-                f"random={self.random!r} and kept={self.kept!r}"
-            )
-            raise ParameterError(msg)
-
-
-@dataclass(frozen=True)
-class MaskValues(Masking):
-    """Mask values of genes, whose tokens stay, as scGPT does.
-
-    ``int(fraction * n)`` of a cell's n genes are chosen, every set of as many with equal
-    probability, and their values become ``value``. ``minibatch["labels"]``, float32, are all values
-    as they were; ``minibatch["masked"]`` says which to learn from.
-
-    Source: `random_mask_value` of scGPT.
-
-    Parameters
-    ----------
-    fraction
-        Share of the genes of a cell, above 0, at most 1.
-    value
-        Value of masked genes; -1 in scGPT.
-
-    Raises
-    ------
-    ParameterError
-        The fraction is invalid.
-    """
-
-    fraction: float = 0.4
-    value: float = -1.0
-    masks = "values"
-
-    def __post_init__(self) -> None:
-        """Check the fraction."""
-        _require_share("fraction", self.fraction)
 
 
 _LEAST_BINS = 2

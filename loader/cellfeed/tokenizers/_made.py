@@ -24,8 +24,8 @@ class ElementTokens:
 
     Parameters
     ----------
-    tokenizer, masking
-        The tokenizer, and how tokens are masked, if they are.
+    tokenizer
+        The tokenizer.
     element
         The element.
     counters
@@ -34,11 +34,11 @@ class ElementTokens:
     Raises
     ------
     ParameterError
-        The vocabulary has none of the element's genes, or lacks the mask.
+        The vocabulary has none of the element's genes.
     """
 
-    def __init__(self, tokenizer: Any, masking: Any, element: Element, counters: Counters) -> None:
-        self._tokenizer, self._masking, self._counters = tokenizer, masking, counters
+    def __init__(self, tokenizer: Any, element: Element, counters: Counters) -> None:
+        self._tokenizer, self._counters, masking = tokenizer, counters, tokenizer.masking
         self._name = element.name
         self._genes = genes_of(tokenizer, element.column_names)
         special = (getattr(tokenizer, name, None) for name in ("cls", "eos"))
@@ -80,8 +80,9 @@ class ElementTokens:
         if isinstance(rows, CsrRows):
             stored = rows.data, rows.indices, rows.indptr
         else:
-            pointers = np.arange(n_rows + 1) * rows.shape[1]
-            stored = rows.reshape(-1), np.empty(0, np.int64), pointers
+            n_genes = rows.shape[1]
+            columns = np.tile(np.arange(n_genes), n_rows)
+            stored = rows.reshape(-1), columns, np.arange(n_rows + 1) * n_genes
         n_before, n_after = (int(each is not None) for each in (self._cls, self._eos))
         room, n_values = longest - n_before - n_after, np.diff(stored[2]).max(initial=0)
         most = max(longest, self._known.size, int(n_values)) + 1
@@ -102,9 +103,9 @@ class ElementTokens:
                 "as elements=['layers/counts']"
             )
             raise FormatError(msg)
-        if self._masking is not None:
+        if self._tokenizer.masking is not None:
             mask, parameters = self._mask
-            own = (genes[name] for name in (self._masking.masks, "labels", "masked"))
+            own = (genes[name] for name in (self._tokenizer.masking.masks, "labels", "masked"))
             mask(*own, numbers, word, longest, lengths, *parameters)
         if "attention_mask" in made:
             made["attention_mask"].fill(True)  # noqa: FBT003

@@ -1,6 +1,7 @@
 """Tokens equal the formulas in NumPy, for every way rows come, and do not depend on how."""
 
 import copy
+import dataclasses
 import functools
 import itertools
 import json
@@ -137,11 +138,11 @@ def test_tokens_are_those_of_the_formulas(
 ):
     if isinstance(masking, MaskValues) and not tokenizer.has_values:
         masking = None
+    tokenizer = dataclasses.replace(tokenizer, masking=masking)
     X = np.minimum(X, 60_000).astype(dtype)
     collection = open_collection(write_h5ad(sp.csr_matrix(X) if is_sparse else X))
-    steps = [tokenizer] if masking is None else [tokenizer, masking]
     dataset = CellDataset(
-        collection, BlockShuffling(2), batch_size, fetch_factor=2, seed=SEED, transform=steps
+        collection, BlockShuffling(2), batch_size, fetch_factor=2, seed=SEED, transform=tokenizer
     )
     values = X if dtype == "float64" else X.astype(np.float32)
     n_tokens = 0
@@ -209,9 +210,9 @@ def collection(write_h5ad, counts):
 
 
 DRAWN = [
-    [BinnedValues(VOCABULARY, 4, max_length=6), MaskValues(0.5)],
+    [BinnedValues(VOCABULARY, 4, max_length=6, masking=MaskValues(0.5))],
     [GeneSubset(VOCABULARY, 5)],
-    [RankTokens(VOCABULARY, MEDIANS, max_length=9, padding=None), MaskTokens(0.4)],
+    [RankTokens(VOCABULARY, MEDIANS, max_length=9, padding=None, masking=MaskTokens(0.4))],
 ]
 
 
@@ -404,6 +405,11 @@ class TestVocabulary:
             (lambda: RankTokens(VOCABULARY, padding=NEITHER), "`padding` must be one"),
             (lambda: BinnedValues(VOCABULARY, 1), "`n_bins >= 2` must hold"),
             (lambda: GeneSubset(VOCABULARY, genes=NEITHER), "`genes` must be one"),
+            (lambda: RankTokens(VOCABULARY, masking=MaskValues()), "must be MaskTokens, but got"),
+            (
+                lambda: RankTokens(VOCABULARY, masking=MaskTokens(mask="<none>")),
+                "the vocabulary has no '<none>'",
+            ),
             (lambda: MaskTokens(0), "`0 < fraction <= 1` must hold"),
             (lambda: MaskTokens(0.1, random=0.9, kept=0.2), "random=0.9"),
             (lambda: MaskValues(1.5), "fraction=1.5"),
@@ -503,13 +509,8 @@ class TestGenesWithMedians:
             {"transform": RankTokens({"gene1": 1, "gene2": 1, "<pad>": 0}, cls=None, eos=None)},
             "genes 'gene1' and 'gene2' have the same token 1",
         ),
-        ({"transform": MaskTokens()}, "masks tokens, but no tokenizer is before it"),
+        ({"transform": [RankTokens(VOCABULARY)] * 2}, "at most one of rows, such as a tokenizer"),
         ({"transform": [RankTokens(VOCABULARY), Log1p()]}, "must have transforms of values first"),
-        ({"transform": [RankTokens(VOCABULARY), MaskValues()]}, "use MaskTokens"),
-        (
-            {"transform": [RankTokens(VOCABULARY), MaskTokens(mask="<none>")]},
-            "the vocabulary has no '<none>'",
-        ),
         (
             {"transform": RankTokens(VOCABULARY), "fetch_transform": copy.copy},
             "leave out `fetch_transform` and `batch_callback`",
