@@ -44,9 +44,10 @@ def main(plates: str) -> None:
     train_rows, test_rows = random_split(collection, [0.8, 0.2], seed=0)
     vocabulary = [*SPECIAL, *collection.var_names]
     medians = medians_of(collection, train_rows)
-    tokens = RankTokens(vocabulary, medians, max_length=LENGTH)
+    masking = MaskTokens(0.15)
+    tokens = RankTokens(vocabulary, medians, max_length=LENGTH, masking=masking)
     options = {"batch_size": 64, "fetch_factor": 4, "seed": 0}
-    options["transform"] = [tokens, MaskTokens(0.15)]
+    options["transform"] = tokens
     train = CellDataset(collection, BlockShuffling(16, indices=train_rows), **options)
     test = CellDataset(collection, BlockShuffling(16, indices=test_rows), **options)
 

@@ -61,11 +61,14 @@ def read(seed, folder, what):
     tokens, medians = 4 + random.permutation(names.size), random.lognormal(size=names.size)
     vocabulary = SPECIAL | dict(zip(names, tokens.tolist(), strict=True))
     by_name = dict(zip(names, medians.tolist(), strict=True))
-    ranks = RankTokens(vocabulary, by_name, max_length=LENGTH)
+    ranks, masked = (
+        RankTokens(vocabulary, by_name, max_length=LENGTH, masking=each)
+        for each in (None, MaskTokens(0.15))
+    )
     options = {
         "reading": {},
         "ranks": {"transform": ranks},
-        "masked": {"transform": [ranks, MaskTokens(0.15)]},
+        "masked": {"transform": masked},
         "bins": {"transform": BinnedValues(vocabulary, max_length=LENGTH)},
         "ranks in NumPy": {"batch_transform": ByRank(tokens, medians), "as_torch": False},
         "bins in NumPy": {"batch_transform": InBins(tokens, medians), "as_torch": False},

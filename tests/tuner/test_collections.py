@@ -456,18 +456,16 @@ class TestSteps:
     @staticmethod
     def made_with(tahoe, padding):
         names = ["<pad>", "<cls>", "<eos>", "<mask>", *tahoe.var_names]
-        ranks = RankTokens(names, max_length=32, padding=padding)
-        return partial(CellDataset, transform=[ranks, MaskTokens()])
+        ranks = RankTokens(names, max_length=32, padding=padding, masking=MaskTokens())
+        return partial(CellDataset, transform=ranks)
 
     @pytest.mark.parametrize("padding", ["max_length", None, "values"])
     def test_tokens_are_measured(self, tahoe, padding):
         make_dataset = self.made_with(tahoe, padding if padding != "values" else None)
         if padding == "values":
-            steps: list[Any] = [
-                BinnedValues(["<pad>", "<cls>", *tahoe.var_names], max_length=20),
-                MaskValues(),
-            ]
-            make_dataset = partial(CellDataset, transform=steps)
+            names = ["<pad>", "<cls>", *tahoe.var_names]
+            bins = BinnedValues(names, max_length=20, masking=MaskValues())
+            make_dataset = partial(CellDataset, transform=bins)
         found = measure(
             tahoe, Configuration(block_size=4, fetch_factor=2), label="plate", seconds=0.01,
             make_dataset=make_dataset,

@@ -131,7 +131,7 @@ class CellDataset(ResumableDataset):
         of elements to their transforms. The decoding threads apply them when they write rows into
         minibatches, before any of your functions runs. Values are then float32, or float64 if they
         are stored as float64 or ``dtype`` asks for it. At the end may be one of
-        `cellfeed.tokenizers`, and how its tokens are masked.
+        `cellfeed.tokenizers`.
     transform_threads
         Number of threads in each process that run ``batch_transform``, on as many minibatches
         ahead. This pays off if the function releases the GIL, as NumPy and torch do. If 0,

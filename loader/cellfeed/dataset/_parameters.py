@@ -169,11 +169,11 @@ def transforms_of(
             there = ", ".join(map(repr, elements))
             msg = f"`transform` names {name!r}, which is not among the elements read: {there}"
             raise ParameterError(msg)
-        of_values, of_rows, following = split_steps(transforms)
+        of_values, of_rows = split_steps(transforms)
         if of_values:
             _require_numbers(elements[name])
         if of_rows is not None:
-            of_rows.require_fit(elements[name], following)
+            of_rows.require_fit(elements[name])
             if not are_placed:
                 msg = (
                     f"{of_rows!r} is applied to whole minibatches; leave out `fetch_transform` and "
@@ -200,12 +200,9 @@ def _sequence(transform: Any) -> tuple[Step, ...]:
             )
             raise ParameterError(msg)
     are_of_rows = [isinstance(each, RowTransform) for each in given]
-    if are_of_rows != sorted(are_of_rows):
-        msg = (
-            "`transform` must have transforms of values first, then at most one tokenizer, and "
-            f"masking at the end, but got {list(given)!r}"
-        )
-        raise ParameterError(msg)
+    if are_of_rows != sorted(are_of_rows) or sum(are_of_rows) > 1:
+        msg = "`transform` must have transforms of values first, then at most one of rows, such as"
+        raise ParameterError(f"{msg} a tokenizer, but got {list(given)!r}")
     return tuple(given)
 
 

@@ -198,10 +198,9 @@ class RowTransform(ABC):
     """Base class of what replaces the rows of an element in each minibatch, such as tokenizers.
 
     In ``CellDataset(transform=[...])`` it comes after transforms of values
-    (`cellfeed.transforms`), which are applied while rows are placed. Other row transforms that it
-    knows may follow it, as the masking of tokens does. The decoding threads call it once the rows
-    of a minibatch have arrived. Derived classes are frozen dataclasses, whose fields identify them
-    in states.
+    (`cellfeed.transforms`), which are applied while rows are placed. The decoding threads call it
+    once the rows of a minibatch have arrived. Derived classes are frozen dataclasses, whose fields
+    identify them in states.
     """
 
     @property
@@ -209,32 +208,23 @@ class RowTransform(ABC):
     def row_bytes(self) -> int:
         """Upper bound of what a row takes in a minibatch, in bytes."""
 
-    def require_fit(self, element: Element, following: Sequence["RowTransform"]) -> None:  # noqa: ARG002 - for subclasses
+    def require_fit(self, element: Element) -> None:  # noqa: B027 - any element, by default
         """Check that it can replace the rows of an element; called before anything is read.
-
-        By default it can, but no row transform may follow.
 
         Parameters
         ----------
         element
             The element, with ``name``, ``layout``, ``row_shape`` and ``column_names``.
-        following
-            The row transforms after it.
 
         Raises
         ------
         ParameterError
-            It does not fit the element or what follows.
+            It cannot.
         """
-        if following:
-            msg = f"{following[0]!r} cannot come after {self!r}; give one of them"
-            raise ParameterError(msg)
 
     @abstractmethod
-    def bind(
-        self, element: Element, following: Sequence["RowTransform"], counters: Counters
-    ) -> ReplaceRows:
-        """Return the function that replaces rows of an element; parameters as above.
+    def bind(self, element: Element, counters: Counters) -> ReplaceRows:
+        """Return the function that replaces rows of an element; see above.
 
         ``counters`` count what is made, as ``counters.add(Counter.TOKENS, n)``.
         """
@@ -275,13 +265,10 @@ def require_rows(
 Step = Transform | RowTransform
 
 
-def split_steps(
-    steps: Sequence[Step],
-) -> tuple[list[Transform], RowTransform | None, list[RowTransform]]:
-    """Return transforms of values, the row transform after them, and what follows that."""
-    of_rows = [each for each in steps if isinstance(each, RowTransform)]
-    of_values = [each for each in steps if isinstance(each, Transform)]
-    return of_values, next(iter(of_rows), None), of_rows[1:]
+def split_steps(steps: Sequence[Step]) -> tuple[list[Transform], RowTransform | None]:
+    """Return transforms of values, and the row transform after them."""
+    of_rows = next((each for each in steps if isinstance(each, RowTransform)), None)
+    return [each for each in steps if isinstance(each, Transform)], of_rows
 
 
 Transforms = Mapping[str, Sequence[Step]]

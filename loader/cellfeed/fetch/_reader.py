@@ -176,12 +176,11 @@ class Reader:
         self._transforms = dict[str, ValueSteps]()
         self._replaced = dict[str, tuple[RowTransform, ReplaceRows]]()
         for name, steps in (transforms or {}).items():
-            element, (of_values, of_rows, following) = collection.elements[name], split_steps(steps)
+            element, (of_values, of_rows) = collection.elements[name], split_steps(steps)
             if of_values:
                 self._transforms[name] = ValueSteps(of_values, self._dtypes[name], self._counters)
             if of_rows is not None:
-                replace_rows = of_rows.bind(element, following, self._counters)
-                self._replaced[name] = of_rows, replace_rows
+                self._replaced[name] = of_rows, of_rows.bind(element, self._counters)
         # Applied to sparse values while they are decoded.
         self._inline_steps = {
             name: each

@@ -23,7 +23,6 @@ def highly_variable_genes(
     element: str | None = None,
     indices: ArrayLike | None = None,
     span: float = 0.3,
-    num_threads: int | None = None,
 ) -> pd.DataFrame:
     """Find highly variable genes of counts, without loading cells.
 
@@ -31,10 +30,9 @@ def highly_variable_genes(
     standardised by a regression on its mean (Stuart et al., Cell 177, 2019). The regression needs
     scikit-misc (``pip install 'cellfeed[hvg]'``).
 
-    One pass over the cells takes the sums from which all else follows (float64). This takes up to
-    500 bytes for each gene and batch, some 20 for each cell, and memory for two fetches of 64 MiB.
-    Large values are clipped at limits that depend on all cells. The 16 largest values of each gene
-    and batch are kept for that; if more of them must be clipped, the cells are read once more.
+    Cells are read twice: once for means and variances, and once for the variances of values that
+    are clipped at limits that depend on these. Sums are in float64. This takes up to 200 bytes for
+    each gene and batch, some 20 for each cell, and memory for two fetches of 64 MiB.
 
     Parameters
     ----------
@@ -50,9 +48,6 @@ def highly_variable_genes(
         Rows of the cells, such as those of a training set; all cells if None.
     span
         Share of genes in each local regression.
-    num_threads
-        Number of threads that read, and of those that sum. If None, the number of processors
-        available to this process.
 
     Returns
     -------
@@ -98,7 +93,7 @@ def highly_variable_genes(
         raise ParameterError(msg) from error
     selected = require_genes(collection, element)
     batches = Batches.of(selected, batch_key, indices)
-    found = sums_of(selected, batches, num_threads=num_threads)
+    found = sums_of(selected, batches)
     (only,) = selected.elements.values()
     what = f"{selected.locations[0]}: `{only.name}`"
     if found.n_negative:
@@ -107,34 +102,26 @@ def highly_variable_genes(
     if found.n_fractional:
         msg = f"{what} has {found.n_fractional:,} values that are no integers, and so no counts"
         warnings.warn(f"{msg}; give an `element` that has them", UserWarning, stacklevel=2)
-    whole_sums, whole_squares = found.whole_sums, found.whole_squares
-    n_cells = found.n_cells[:, None].astype(np.float64)
-    means, variances = _means_and_variances(whole_sums, whole_squares, n_cells)
+    cells_of = np.bincount(batches.codes, minlength=len(batches.names))
+    n_cells = cells_of[:, None].astype(np.float64)
+    means, variances = _means_and_variances(found.sums, found.squares, n_cells)
     shown = [
         f"{n:,} cells" if name is None else f"batch {name!r} ({n:,} cells)"
-        for name, n in zip(batches.names, found.n_cells.tolist(), strict=True)
+        for name, n in zip(batches.names, cells_of.tolist(), strict=True)
     ]
     for k in np.flatnonzero(~(variances > 0).any(axis=1)).tolist():
         remedy = "give cells with counts" if batch_key is None else "leave it out of `indices`"
         raise ParameterError(f"no gene varies in {shown[k]}; {remedy}")
     each_batch = zip(means, variances, shown, strict=True)
     deviations = np.stack([_expected_deviations(*own, span) for own in each_batch])
-    limits = deviations * np.sqrt(n_cells) + means
-    n_clipped = np.count_nonzero(found.largest > limits[..., None], axis=-1)
-    if (n_clipped < found.largest.shape[-1]).all():
-        largest = np.minimum(found.largest, limits[..., None])
-        clipped_sums = found.sums + largest.sum(axis=-1)
-        clipped_squares = found.squares + np.square(largest).sum(axis=-1)
-    else:
-        clipped = sums_of(selected, batches, limits=limits, num_threads=num_threads)
-        clipped_sums, clipped_squares = clipped.whole_sums, clipped.whole_squares
+    clipped = sums_of(selected, batches, deviations * np.sqrt(n_cells) + means)
     standardised = (1 / ((n_cells - 1) * np.square(deviations))) * (
-        (n_cells * np.square(means)) + clipped_squares - 2 * clipped_sums * means
+        (n_cells * np.square(means)) + clipped.squares - 2 * clipped.sums * means
     )
     ranks = np.argsort(np.argsort(-standardised, axis=1), axis=1).astype(np.float32)
     chosen = np.ma.masked_greater_equal(ranks, n_top_genes)
     all_means, all_variances = _means_and_variances(
-        whole_sums.sum(axis=0), whole_squares.sum(axis=0), float(n_cells.sum())
+        found.sums.sum(axis=0), found.squares.sum(axis=0), float(n_cells.sum())
     )
     table = pd.DataFrame(
         {

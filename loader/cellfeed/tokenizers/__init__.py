@@ -1,16 +1,16 @@
 """Tokenizers: cells as sequences of tokens, made while minibatches are read.
 
-A tokenizer is the last of the transforms of a `CellDataset`, or the last but one if tokens are
-masked. In place of the element, minibatches then have:
+A tokenizer is the last of the transforms of a `CellDataset`. In place of the element, minibatches
+then have:
 
 ========================  ==========================================================================
 ``"tokens"``              int64, shape (n_cells, width)
 ``"values"``              float32, in the same shape; not of `RankTokens`
 ``"attention_mask"``      bool, in the same shape: True except for padding
 ``"lengths"``             int64, shape (n_cells,): number of tokens of each cell
-``"labels"``              in the same shape as tokens, if these are masked; see `MaskTokens` and
+``"labels"``              in the same shape as tokens, with ``masking``; see `MaskTokens` and
                           `MaskValues`
-``"masked"``              bool, in the same shape, if tokens are masked: where
+``"masked"``              bool, in the same shape, with ``masking``: where
 ========================  ==========================================================================
 
 With ``padding="longest"``, the width is that of the longest cell of the minibatch; with
@@ -24,30 +24,19 @@ seed, the epoch and the row alone, so that it is the same after resuming, and wi
 workers and ranks. A cell that comes twice in an epoch is the same twice.
 """
 
-import json
 import math
-import os
 import reprlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.decode import Counters
-from cellfeed.extending import (
-    FormatError,
-    ParameterError,
-    PathError,
-    one_line,
-    pd,
-    require_one_of,
-    require_positive,
-)
+from cellfeed.extending import ParameterError, pd, require_one_of, require_positive
 from cellfeed.fetch import ReplaceRows, RowTransform
 from cellfeed.rows import Element
 from cellfeed.tokenizers._made import ElementTokens, genes_of
@@ -57,10 +46,8 @@ __all__ = [
     "GeneSubset",
     "MaskTokens",
     "MaskValues",
-    "Masking",
     "RankTokens",
     "Tokenizer",
-    "Vocabulary",
 ]
 
 Padding: TypeAlias = Literal["longest", "max_length"] | None
@@ -86,33 +73,48 @@ class _ByName:
     names: NDArray[Any]
     values: NDArray[Any]
 
-    @staticmethod
-    def read(source: Any, what: str) -> tuple[list[str], list[Any]]:
-        """Return the names and values of a mapping or Series, which messages call ``what``.
+    @classmethod
+    def read(
+        cls, what: str, source: Any, dtype: Any, is_valid: Callable[[Any], bool], valid: str
+    ) -> "_ByName":
+        """Return the values of a mapping or Series, or what this returned before.
+
+        Parameters
+        ----------
+        what, source
+            The name of a parameter, and what was given.
+        dtype
+            Dtype of the values.
+        is_valid, valid
+            Whether a value is valid, and which are.
 
         Raises
         ------
         ParameterError
-            It is neither, or has a name twice.
+            It is neither, has a name twice, or a value is invalid.
         """
+        if isinstance(source, _ByName):
+            return source
         if not callable(getattr(source, "items", None)):
-            msg = (
-                f"{what} must be a mapping from names, the path of a JSON file, or a Series, but "
-                f"got {reprlib.repr(source)}"
-            )
+            msg = f"`{what}` must be a mapping from names, or a Series, but got"
+            msg = f"{msg} {reprlib.repr(source)}; read a file with json.load, or pickle.load"
             raise ParameterError(msg)
         pairs = [(str(name), value) for name, value in source.items()]
         names = [name for name, _ in pairs]
         for name, count in Counter(names).most_common(1):
             if count > 1:
                 msg = (
-                    f"{what} must have each name once, but has {name!r} {count} times; name genes "
-                    "by ids, and give `gene_names`, such as collection.var['gene_ids']"
+                    f"`{what}` must have each name once, but has {name!r} {count} times; name "
+                    "genes by ids, and give `gene_names`, such as collection.var['gene_ids']"
                 )
                 raise ParameterError(msg)
-        return names, [value for _, value in pairs]
+        for name, value in pairs:
+            if not is_valid(value):
+                msg = f"`{what}` must have {valid}, but that of {name!r} is {value!r}"
+                raise ParameterError(msg)
+        return cls(np.array(names, dtype=object), np.array([each for _, each in pairs], dtype))
 
-    def at(self, names: NDArray[Any], missing: Any) -> NDArray[Any]:
+    def at(self, names: Sequence[str] | NDArray[Any], missing: Any) -> NDArray[Any]:
         """Return the value of each name, or ``missing``."""
         by_name = dict(zip(self.names.tolist(), self.values.tolist(), strict=True))
         return np.array([by_name.get(each, missing) for each in names], self.values.dtype)
@@ -121,69 +123,80 @@ class _ByName:
         return len(self.names)
 
 
-class Vocabulary(_ByName):
-    """Tokens of genes by name, and of special tokens such as ``"<pad>"``; see `of`.
+@dataclass(frozen=True)
+class MaskTokens:
+    """How tokens of genes are masked for masked language modelling, as BERT and Geneformer do.
 
-    Examples
-    --------
-    >>> vocabulary = Vocabulary.of(["<pad>", "<mask>", "ACTB", "CD4"])
-    >>> vocabulary["ACTB"], len(vocabulary)
-    (2, 4)
+    ``int(fraction * n)`` of a cell's n genes are chosen, every set of as many with equal
+    probability. Of these, a share ``random`` is replaced by random known genes of the collection,
+    a share ``kept`` stays, and the others become ``mask``. ``minibatch["labels"]``, int64, are the
+    original tokens there, and -100 elsewhere, which `torch.nn.functional.cross_entropy` leaves out.
+
+    Source: Devlin et al., "BERT", NAACL 2019, 3.1. (BERT decides for each token by itself, so that
+    the number of masked tokens varies.)
+
+    Parameters
+    ----------
+    fraction
+        Share of the genes of a cell, above 0, at most 1.
+    mask
+        Name of the special token.
+    random, kept
+        Shares of the masked tokens, at least 0, at most 1 together.
+
+    Raises
+    ------
+    ParameterError
+        A share is invalid.
     """
 
-    @classmethod
-    def of(cls, source: Any) -> "Vocabulary":
-        """Return the vocabulary of a mapping, file, series or list; tokenizers do so.
+    fraction: float = 0.15
+    mask: str = "<mask>"
+    random: float = 0.1
+    kept: float = 0.1
+    masks: ClassVar = "tokens"
 
-        Parameters
-        ----------
-        source
-            A mapping from names to tokens; the path of a JSON file with such an object, or with a
-            list of names; a pandas Series with names as its index, such as a column of
-            ``collection.var``; a list or array of names, whose tokens are 0, 1, 2, ...; or a
-            `Vocabulary`. Tokens are integers, at least 0, below 2^31.
-
-        Raises
-        ------
-        PathError
-            There is no such file.
-        FormatError
-            The file is not JSON.
-        ParameterError
-            It is something else, has a name twice, or a token is not such an integer.
-        """
-        if isinstance(source, Vocabulary):
-            return source
-        source = _read(source)
-        if isinstance(source, Sequence | np.ndarray):
-            source = pd.Series(range(len(source)), index=[*source])
-        names, tokens = _ByName.read(source, "a vocabulary")
-        for name, token in zip(names, tokens, strict=True):
-            if not _is_integer(token) or not 0 <= token <= _LARGEST_TOKEN:
-                msg = "tokens must be integers of at least 0 and below 2^31, but that of"
-                raise ParameterError(f"{msg} {name!r} is {token!r}")
-        return cls(np.array(names, dtype=object), np.array(tokens, np.int64))
-
-    def __getitem__(self, name: str) -> int:
-        """Return the token of a name.
-
-        Raises
-        ------
-        ParameterError
-            The vocabulary does not have it.
-        """
-        (token,) = self.tokens_of([name])
-        if token < 0:
+    def __post_init__(self) -> None:
+        """Check the shares."""
+        _require_share("fraction", self.fraction)
+        if self.random < 0 or self.kept < 0 or self.random + self.kept > 1:
             msg = (
-                f"the vocabulary has no {name!r}; name the special token that it has in its place, "
-                "or None to leave it out"
+                "`random >= 0`, `kept >= 0` and `random + kept <= 1` must hold, but got "
+                f"random={self.random!r} and kept={self.kept!r}"
             )
             raise ParameterError(msg)
-        return int(token)
 
-    def tokens_of(self, names: Sequence[str] | NDArray[Any]) -> NDArray[np.int64]:
-        """Return the token of each name, -1 if it has none, int64, shape (n_names,)."""
-        return self.at(np.asarray(names, object), -1)
+
+@dataclass(frozen=True)
+class MaskValues:
+    """How values of genes, whose tokens stay, are masked, as scGPT does.
+
+    ``int(fraction * n)`` of a cell's n genes are chosen, every set of as many with equal
+    probability, and their values become ``value``. ``minibatch["labels"]``, float32, are all values
+    as they were; ``minibatch["masked"]`` says which to learn from.
+
+    Source: `random_mask_value` of scGPT.
+
+    Parameters
+    ----------
+    fraction
+        Share of the genes of a cell, above 0, at most 1.
+    value
+        Value of masked genes; -1 in scGPT.
+
+    Raises
+    ------
+    ParameterError
+        The fraction is invalid.
+    """
+
+    fraction: float = 0.4
+    value: float = -1.0
+    masks: ClassVar = "values"
+
+    def __post_init__(self) -> None:
+        """Check the fraction."""
+        _require_share("fraction", self.fraction)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -192,98 +205,106 @@ class Tokenizer(RowTransform):
 
     Parameters
     ----------
+    vocabulary
+        Tokens of genes by name, and of special tokens: a mapping; a pandas Series with names as its
+        index; or a list or array of names, whose tokens are 0, 1, 2, ... Tokens are integers, at
+        least 0, below 2^31.
     max_length
         Largest number of tokens of a cell, with special tokens.
     pad
-        The special token of padding, by its name in the vocabulary or as an integer.
+        Name of the special token of padding.
     padding
         Width of minibatches: "longest", "max_length", or None for ragged rows; see above.
     gene_names
         The names that the vocabulary has for the genes of the collection, if these are others: one
         for each gene, in their order, such as ``collection.var["ensembl_id"]``. Two genes may share
         a symbol. Genes whose name is None or NaN are unknown.
+    masking
+        How some tokens or values are masked, `MaskTokens` or `MaskValues`; None for no masks.
     """
 
     vocabulary: Any
     max_length: int = 2048
-    pad: str | int = "<pad>"
+    pad: str = "<pad>"
     padding: Padding = "longest"
     gene_names: Any = None
+    masking: MaskTokens | MaskValues | None = None
     has_values = True
 
     def __post_init__(self) -> None:
         """Check the parameters."""
-        self._set("vocabulary", Vocabulary.of(self.vocabulary))
+        source = self.vocabulary
+        if isinstance(source, list | tuple | np.ndarray):
+            source = pd.Series(range(len(source)), index=[*source])
+        valid = "integers of at least 0 and below 2^31"
+        self._set("vocabulary", _ByName.read("vocabulary", source, np.int64, _is_token, valid))
         self._set("max_length", require_positive("max_length", self.max_length))
         require_one_of("padding", self.padding, ("longest", "max_length", None))
-        self._set("pad", self._token("pad"))
-        for name in ("cls", "eos"):
-            if getattr(self, name, None) is not None:
-                self._set(name, self._token(name))
-        if self.max_length <= self._n_special:
+        special = [getattr(self, name, None) for name in ("cls", "eos")]
+        n_special = sum(each is not None for each in special)
+        for name in (self.pad, *special):
+            if name is not None:
+                self.token_of(name)
+        if self.max_length <= n_special:
             msg = (
-                f"`max_length > {self._n_special}` must hold, the number of special tokens, but "
+                f"`max_length > {n_special}` must hold, the number of special tokens, but "
                 f"got max_length={self.max_length}"
             )
             raise ParameterError(msg)
         require_one_of("genes", getattr(self, "genes", "nonzero"), get_args(Genes))
+        masking: Any = self.masking
+        possible = (MaskTokens, MaskValues) if self.has_values else (MaskTokens,)
+        if masking is not None and not isinstance(masking, possible):
+            names = " or ".join(each.__name__ for each in possible)
+            raise ParameterError(f"`masking` must be {names}, but got {masking!r}")
+        if isinstance(masking, MaskTokens):
+            self.token_of(masking.mask)
 
     def __repr__(self) -> str:
         name = type(self).__name__
         return f"{name}({len(self.vocabulary):,} tokens, max_length={self.max_length})"
 
-    @property
-    def _n_special(self) -> int:
-        return sum(getattr(self, name, None) is not None for name in ("cls", "eos"))
-
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
-    def _token(self, name: str) -> int:
-        given = getattr(self, name)
-        if isinstance(given, str):
-            return int(self.vocabulary[given])
-        if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 0:
-            msg = f"`{name}` must be the name of a special token, or a token, but got {given!r}"
+    def token_of(self, name: str) -> int:
+        """Return the token of a special token.
+
+        Raises
+        ------
+        ParameterError
+            The vocabulary does not have it.
+        """
+        (token,) = self.vocabulary.at([name], -1).tolist()
+        if token < 0:
+            msg = (
+                f"the vocabulary has no {name!r}; name the special token that it has in its place, "
+                "or None to leave it out"
+            )
             raise ParameterError(msg)
-        return int(given)
+        return int(token)
 
     @property
     def row_bytes(self) -> int:
         """Upper bound of what the tokens of a cell take in a minibatch, in bytes."""
         return self.max_length * _TOKEN_BYTES
 
-    def require_fit(self, element: Element, following: Sequence[RowTransform]) -> None:
-        """Check that an element has genes with tokens, and that what follows is one masking.
+    def require_fit(self, element: Element) -> None:
+        """Check that an element has genes with tokens.
 
         Raises
         ------
         ParameterError
-            It has not, or something else follows.
+            It has not.
         """
         if len(element.row_shape) != 1:
             msg = f"{element.name!r} has no rows of genes, of which {self!r} makes tokens"
             raise ParameterError(msg)
-        if len(following) > 1 or not all(isinstance(each, Masking) for each in following):
-            msg = (
-                "`transform` must have transforms of values first, then at most one tokenizer, and "
-                f"masking at the end, but got {[self, *following]!r}"
-            )
-            raise ParameterError(msg)
         genes_of(self, element.column_names)
-        for each in following:
-            if isinstance(each, MaskTokens):
-                if isinstance(each.mask, str):
-                    self.vocabulary[each.mask]
-            elif not self.has_values:
-                msg = f"{each!r} masks values, which {self!r} does not make; use MaskTokens"
-                raise ParameterError(msg)
 
-    def bind(
-        self, element: Element, following: Sequence[RowTransform], counters: Counters
-    ) -> ReplaceRows:
+    def bind(self, element: Element, counters: Counters) -> ReplaceRows:
         """Return the function that makes tokens of rows."""
-        return ElementTokens(self, next(iter(following), None), element, counters)
+        return ElementTokens(self, element, counters)
 
     def tokens_of(self, genes: NDArray[Any]) -> NDArray[np.int64]:
         """Return the token of each gene of a collection, -1 if it is unknown.
@@ -299,7 +320,7 @@ class Tokenizer(RowTransform):
             None is known, or two have the same token.
         """
         names = self._names_of(genes)
-        tokens: NDArray[np.int64] = self.vocabulary.tokens_of(names)
+        tokens: NDArray[np.int64] = self.vocabulary.at(names, -1)
         known = np.flatnonzero(tokens >= 0)
         if not known.size:
             msg = (
@@ -357,16 +378,14 @@ class RankTokens(Tokenizer):
 
     Parameters
     ----------
-    vocabulary
-        Tokens by gene; see `Vocabulary.of`.
     medians
         Median of each gene's normalised values other than 0, over a large collection: a mapping or
-        Series from names of the vocabulary to numbers above 0, or the path of a JSON file with one.
-        Genes without a median, or with NaN, are unknown. None divides by nothing.
+        Series from names of the vocabulary to numbers above 0. Genes without a median, or with NaN,
+        are unknown. None divides by nothing.
     cls, eos
-        Special tokens before and after the genes, by their names or as integers; None for none,
-        as in Geneformer's first models.
-    max_length, pad, padding, gene_names
+        Names of the special tokens before and after the genes; None for none, as in Geneformer's
+        first models.
+    vocabulary, max_length, pad, padding, gene_names, masking
         See `Tokenizer`.
 
     Raises
@@ -385,23 +404,17 @@ class RankTokens(Tokenizer):
 
     vocabulary: Any
     medians: Any = None
-    cls: str | int | None = field(default="<cls>", kw_only=True)
-    eos: str | int | None = field(default="<eos>", kw_only=True)
+    cls: str | None = field(default="<cls>", kw_only=True)
+    eos: str | None = field(default="<eos>", kw_only=True)
     has_values = False
 
     def __post_init__(self) -> None:
         """Check the parameters."""
         super().__post_init__()
-        if self.medians is None or isinstance(self.medians, _ByName):
-            return
-        names, medians = _ByName.read(_read(self.medians), "`medians`")
-        medians = [math.nan if each is None else each for each in medians]
-        for name, value in zip(names, medians, strict=True):
-            is_number = isinstance(value, Real) and not isinstance(value, bool)
-            if not is_number or not (math.isnan(value) or 0 < value < math.inf):
-                msg = f"medians must be finite numbers above 0, but that of {name!r} is {value!r}"
-                raise ParameterError(msg)
-        self._set("medians", _ByName(np.array(names, dtype=object), np.array(medians, np.float64)))
+        if self.medians is not None:
+            valid = "finite numbers above 0"
+            medians = _ByName.read("medians", self.medians, np.float64, _is_median, valid)
+            self._set("medians", medians)
 
     def tokens_of(self, genes: NDArray[Any]) -> NDArray[np.int64]:
         """See `Tokenizer`; genes without a median are unknown, and one must have a median."""
@@ -422,8 +435,8 @@ class RankTokens(Tokenizer):
         """Return the median of each gene of a collection; NaN if it has none."""
         if self.medians is None:
             return super().divisors_of(genes)
-        medians: _ByName = self.medians
-        return medians.at(self._names_of(genes), np.nan)
+        divisors: NDArray[np.float64] = self.medians.at(self._names_of(genes), np.nan)
+        return divisors
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -443,18 +456,16 @@ class BinnedValues(Tokenizer):
 
     Parameters
     ----------
-    vocabulary
-        Tokens by gene; see `Vocabulary.of`. scGPT's ``vocab.json`` is one.
     n_bins
         Number of bins, with that of 0; at least 2.
     genes
         "nonzero", or "all" genes of the collection that the vocabulary has.
     cls
-        Special token before the genes, whose value is 0; None for none.
+        Name of the special token before the genes, whose value is 0; None for none.
     pad_value
         Value of padding; -2 in scGPT.
-    max_length, pad, padding, gene_names
-        See `Tokenizer`.
+    vocabulary, max_length, pad, padding, gene_names, masking
+        See `Tokenizer`; scGPT's ``vocab.json`` is a vocabulary.
 
     Raises
     ------
@@ -466,7 +477,7 @@ class BinnedValues(Tokenizer):
     n_bins: int = 51
     max_length: int = field(default=1200, kw_only=True)
     genes: Genes = field(default="nonzero", kw_only=True)
-    cls: str | int | None = field(default="<cls>", kw_only=True)
+    cls: str | None = field(default="<cls>", kw_only=True)
     pad_value: float = field(default=-2.0, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -486,18 +497,16 @@ class GeneSubset(Tokenizer):
 
     Parameters
     ----------
-    vocabulary
-        Tokens by gene; see `Vocabulary.of`.
     max_length
         Largest number of tokens, with ``cls``. A cell that has fewer has all of them.
     genes
         "all" genes of the collection that the vocabulary has, so that each cell has equally many,
         also zeros; or those whose values are other than 0, "nonzero".
     cls
-        Special token before the genes, whose value is 0; None for none.
+        Name of the special token before the genes, whose value is 0; None for none.
     pad_value
         Value of padding.
-    pad, padding, gene_names
+    vocabulary, pad, padding, gene_names, masking
         See `Tokenizer`.
 
     Raises
@@ -509,107 +518,8 @@ class GeneSubset(Tokenizer):
     vocabulary: Any
     max_length: int = 2048
     genes: Genes = field(default="all", kw_only=True)
-    cls: str | int | None = field(default=None, kw_only=True)
+    cls: str | None = field(default=None, kw_only=True)
     pad_value: float = field(default=0.0, kw_only=True)
-
-
-class Masking(RowTransform):
-    """Base class of `MaskTokens` and `MaskValues`, which come after a tokenizer."""
-
-    masks: ClassVar[Literal["tokens", "values"]]
-    row_bytes = 0
-
-    def require_fit(self, element: Element, following: Sequence[RowTransform]) -> NoReturn:  # noqa: ARG002
-        """Refuse to come first.
-
-        Raises
-        ------
-        ParameterError
-            Always.
-        """
-        raise ParameterError(f"{self!r} masks tokens, but no tokenizer is before it")
-
-    def bind(
-        self, element: Element, following: Sequence[RowTransform], counters: Counters
-    ) -> NoReturn:
-        """Do nothing by itself; the tokenizer masks its tokens."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class MaskTokens(Masking):
-    """Mask tokens of genes for masked language modelling, as BERT and Geneformer do.
-
-    ``int(fraction * n)`` of a cell's n genes are chosen, every set of as many with equal
-    probability. Of these, a share ``random`` is replaced by random known genes of the collection,
-    a share ``kept`` stays, and the others become ``mask``. ``minibatch["labels"]``, int64, are the
-    original tokens there, and -100 elsewhere, which `torch.nn.functional.cross_entropy` leaves out.
-
-    Source: Devlin et al., "BERT", NAACL 2019, 3.1. (BERT decides for each token by itself, so that
-    the number of masked tokens varies.)
-
-    Parameters
-    ----------
-    fraction
-        Share of the genes of a cell, above 0, at most 1.
-    mask
-        The special token, by its name in the vocabulary or as an integer.
-    random, kept
-        Shares of the masked tokens, at least 0, at most 1 together.
-
-    Raises
-    ------
-    ParameterError
-        A share is invalid.
-    """
-
-    fraction: float = 0.15
-    mask: str | int = "<mask>"
-    random: float = 0.1
-    kept: float = 0.1
-    masks = "tokens"
-
-    def __post_init__(self) -> None:
-        """Check the shares."""
-        _require_share("fraction", self.fraction)
-        if self.random < 0 or self.kept < 0 or self.random + self.kept > 1:
-            msg = (
-                "`random >= 0`, `kept >= 0` and `random + kept <= 1` must hold, but got "
-                f"random={self.random!r} and kept={self.kept!r}"
-            )
-            raise ParameterError(msg)
-
-
-@dataclass(frozen=True)
-class MaskValues(Masking):
-    """Mask values of genes, whose tokens stay, as scGPT does.
-
-    ``int(fraction * n)`` of a cell's n genes are chosen, every set of as many with equal
-    probability, and their values become ``value``. ``minibatch["labels"]``, float32, are all values
-    as they were; ``minibatch["masked"]`` says which to learn from.
-
-    Source: `random_mask_value` of scGPT.
-
-    Parameters
-    ----------
-    fraction
-        Share of the genes of a cell, above 0, at most 1.
-    value
-        Value of masked genes; -1 in scGPT.
-
-    Raises
-    ------
-    ParameterError
-        The fraction is invalid.
-    """
-
-    fraction: float = 0.4
-    value: float = -1.0
-    masks = "values"
-
-    def __post_init__(self) -> None:
-        """Check the fraction."""
-        _require_share("fraction", self.fraction)
 
 
 _LEAST_BINS = 2
@@ -621,29 +531,14 @@ def _require_share(name: str, value: Any) -> None:
         raise ParameterError(msg)
 
 
-def _read(source: Any) -> Any:
-    """Return what is in a JSON file, if this is its path."""
-    if not isinstance(source, str | os.PathLike):
-        return source
-    path = Path(source)
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        msg = f"{path} does not exist; give the path of a JSON file, or a mapping"
-        raise PathError(msg) from None
-    except OSError as error:
-        msg = f"{path} cannot be read: {error.strerror}; give the path of a JSON file, or a mapping"
-        raise PathError(msg) from error
-    except (ValueError, RecursionError) as error:
-        msg = (
-            f"{path} is not JSON: {one_line(error)}; read it yourself (pickle.load reads .pkl) and "
-            "give the mapping"
-        )
-        raise FormatError(msg) from error
+def _is_token(value: Any) -> bool:
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_integer and 0 <= value <= _LARGEST_TOKEN
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+def _is_median(value: Any) -> bool:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return is_number and (math.isnan(value) or 0 < value < math.inf)
 
 
 def _shown(names: NDArray[Any]) -> str:

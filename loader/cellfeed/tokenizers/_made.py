@@ -24,8 +24,8 @@ class ElementTokens:
 
     Parameters
     ----------
-    tokenizer, masking
-        The tokenizer, and how tokens are masked, if they are.
+    tokenizer
+        The tokenizer.
     element
         The element.
     counters
@@ -34,14 +34,17 @@ class ElementTokens:
     Raises
     ------
     ParameterError
-        The vocabulary has none of the element's genes, or lacks the mask.
+        The vocabulary has none of the element's genes.
     """
 
-    def __init__(self, tokenizer: Any, masking: Any, element: Element, counters: Counters) -> None:
-        self._tokenizer, self._masking, self._counters = tokenizer, masking, counters
+    def __init__(self, tokenizer: Any, element: Element, counters: Counters) -> None:
+        self._tokenizer, self._counters, masking = tokenizer, counters, tokenizer.masking
         self._name = element.name
         self._genes = genes_of(tokenizer, element.column_names)
-        self._cls, self._eos = (getattr(tokenizer, name, None) for name in ("cls", "eos"))
+        special = (getattr(tokenizer, name, None) for name in ("cls", "eos"))
+        self._cls, self._eos = (
+            None if each is None else tokenizer.token_of(each) for each in special
+        )
         self._spread = self._known = np.empty(0, np.int32)
         is_known = self._genes.tokens >= 0
         if getattr(tokenizer, "genes", "nonzero") == "all":
@@ -49,14 +52,13 @@ class ElementTokens:
             self._known = self._genes.tokens[is_known].astype(np.int32)
         self._quantiles = np.linspace(0, 1, getattr(tokenizer, "n_bins", 1) - 1)
         self._parts: dict[str, np.dtype[Any]] = {"tokens": _INT64}
-        self._pads: dict[str, Any] = {"tokens": tokenizer.pad}
+        self._pads: dict[str, Any] = {"tokens": tokenizer.token_of(tokenizer.pad)}
         self._of_special: dict[str, Any] = {}  # what special tokens have
         if tokenizer.has_values:
             self._add("values", _FLOAT32, tokenizer.pad_value, 0.0)
         if masking is not None and masking.masks == "tokens":
             self._add("labels", _INT64, kernels.NO_LABEL, kernels.NO_LABEL)
-            mask, replacements = masking.mask, self._genes.tokens[is_known]
-            token = tokenizer.vocabulary[mask] if isinstance(mask, str) else mask
+            token, replacements = tokenizer.token_of(masking.mask), self._genes.tokens[is_known]
             shares = masking.fraction, masking.random, masking.kept
             self._mask: Any = kernels.mask_tokens, (*shares, token, replacements)
         elif masking is not None:
@@ -78,8 +80,9 @@ class ElementTokens:
         if isinstance(rows, CsrRows):
             stored = rows.data, rows.indices, rows.indptr
         else:
-            pointers = np.arange(n_rows + 1) * rows.shape[1]
-            stored = rows.reshape(-1), np.empty(0, np.int64), pointers
+            n_genes = rows.shape[1]
+            columns = np.tile(np.arange(n_genes), n_rows)
+            stored = rows.reshape(-1), columns, np.arange(n_rows + 1) * n_genes
         n_before, n_after = (int(each is not None) for each in (self._cls, self._eos))
         room, n_values = longest - n_before - n_after, np.diff(stored[2]).max(initial=0)
         most = max(longest, self._known.size, int(n_values)) + 1
@@ -100,9 +103,9 @@ class ElementTokens:
                 "as elements=['layers/counts']"
             )
             raise FormatError(msg)
-        if self._masking is not None:
+        if self._tokenizer.masking is not None:
             mask, parameters = self._mask
-            own = (genes[name] for name in (self._masking.masks, "labels", "masked"))
+            own = (genes[name] for name in (self._tokenizer.masking.masks, "labels", "masked"))
             mask(*own, numbers, word, longest, lengths, *parameters)
         if "attention_mask" in made:
             made["attention_mask"].fill(True)  # noqa: FBT003

@@ -46,8 +46,8 @@ def made_of(  # noqa: C901
     tokenizer, values, tokens, medians, key, masking=None
 ):
     """Return tokens, values, labels and where they are masked, of one dense row; some are None."""
-    before = [] if getattr(tokenizer, "cls", None) is None else [tokenizer.cls]
-    after = [] if getattr(tokenizer, "eos", None) is None else [tokenizer.eos]
+    special = (getattr(tokenizer, name, None) for name in ("cls", "eos"))
+    before, after = ([] if each is None else [tokenizer.token_of(each)] for each in special)
     room = tokenizer.max_length - len(before) - len(after)
     own_values = None
     if isinstance(tokenizer, RankTokens):
@@ -82,7 +82,7 @@ def made_of(  # noqa: C901
             if drawn < masking.random:
                 own[i] = replacements[int(place * replacements.size)]
             elif drawn >= masking.random + masking.kept:
-                own[i] = masking.mask
+                own[i] = tokenizer.token_of(masking.mask)
     if own_values is not None:
         own_values = np.concatenate([np.zeros(len(before), np.float32), own_values])
     if isinstance(masking, MaskValues):

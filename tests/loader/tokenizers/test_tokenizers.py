@@ -1,10 +1,10 @@
 """Tokens equal the formulas in NumPy, for every way rows come, and do not depend on how."""
 
 import copy
+import dataclasses
 import functools
 import itertools
 import json
-import pickle
 import warnings
 from typing import Any
 
@@ -26,7 +26,6 @@ from cellfeed import (
     CellDataset,
     FormatError,
     ParameterError,
-    PathError,
     RaggedTensor,
     Streaming,
     open_collection,
@@ -37,7 +36,6 @@ from cellfeed.tokenizers import (
     MaskTokens,
     MaskValues,
     RankTokens,
-    Vocabulary,
 )
 from cellfeed.transforms import Log1p, NormalizeTotal
 
@@ -84,11 +82,9 @@ TOKENIZERS = st.one_of(
 
 def oracle_of(tokenizer, X, rows, *, epoch=0, masking=None, genes=GENES):
     """Return the tokens, values, labels and masks of rows of a dense matrix."""
-    tokens = tokenizer.vocabulary.tokens_of(genes)
-    medians = np.ones(len(genes))
+    tokens, medians = tokenizer.tokens_of(np.array(genes, object)), np.ones(len(genes))
     if isinstance(tokenizer, RankTokens) and tokenizer.medians is not None:
         medians = np.array([MEDIANS.get(each, np.nan) for each in genes])
-        tokens = np.where(np.isnan(medians), -1, tokens)
     return [
         made_of(tokenizer, X[row], tokens, medians, row_key(SEED, epoch, row), masking)
         for row in rows
@@ -131,7 +127,7 @@ def assert_equal(minibatch, expected, tokenizer, masking=None):
     X=COUNTS,
     tokenizer=TOKENIZERS,
     masking=st.sampled_from(
-        [None, MaskTokens(0.5, mask=3), MaskTokens(1, 3, 0.5, 0.5), MaskValues(0.7)]
+        [None, MaskTokens(0.5), MaskTokens(1, "<mask>", 0.5, 0.5), MaskValues(0.7)]
     ),
     dtype=st.sampled_from(["float32", "float64", "int32", "uint16"]),
     is_sparse=st.booleans(),
@@ -142,11 +138,11 @@ def test_tokens_are_those_of_the_formulas(
 ):
     if isinstance(masking, MaskValues) and not tokenizer.has_values:
         masking = None
+    tokenizer = dataclasses.replace(tokenizer, masking=masking)
     X = np.minimum(X, 60_000).astype(dtype)
     collection = open_collection(write_h5ad(sp.csr_matrix(X) if is_sparse else X))
-    steps = [tokenizer] if masking is None else [tokenizer, masking]
     dataset = CellDataset(
-        collection, BlockShuffling(2), batch_size, fetch_factor=2, seed=SEED, transform=steps
+        collection, BlockShuffling(2), batch_size, fetch_factor=2, seed=SEED, transform=tokenizer
     )
     values = X if dtype == "float64" else X.astype(np.float32)
     n_tokens = 0
@@ -214,9 +210,9 @@ def collection(write_h5ad, counts):
 
 
 DRAWN = [
-    [BinnedValues(VOCABULARY, 4, max_length=6), MaskValues(0.5)],
+    [BinnedValues(VOCABULARY, 4, max_length=6, masking=MaskValues(0.5))],
     [GeneSubset(VOCABULARY, 5)],
-    [RankTokens(VOCABULARY, MEDIANS, max_length=9, padding=None), MaskTokens(0.4)],
+    [RankTokens(VOCABULARY, MEDIANS, max_length=9, padding=None, masking=MaskTokens(0.4))],
 ]
 
 
@@ -363,18 +359,14 @@ def test_in_numpy_and_beside_other_elements(write_h5ad, counts):
 
 
 class TestVocabulary:
-    def test_sources(self, tmp_path):
-        (tmp_path / "object.json").write_text(json.dumps(VOCABULARY))
-        (tmp_path / "list.json").write_text(json.dumps(list(VOCABULARY)))
+    def test_sources(self):
+        genes, order = np.array(GENES, object), list(VOCABULARY)
         expected = [VOCABULARY.get(each, -1) for each in GENES]
-        order = list(VOCABULARY)
         places = [order.index(each) if each in order else -1 for each in GENES]
-        table = pd.DataFrame({"token": VOCABULARY})
-        same = VOCABULARY, tmp_path / "object.json", table["token"], Vocabulary.of(VOCABULARY)
-        for source in same:
-            assert Vocabulary.of(source).tokens_of(GENES).tolist() == expected
-        for source in (order, np.array(order), str(tmp_path / "list.json")):
-            assert Vocabulary.of(source).tokens_of(GENES).tolist() == places
+        for source in (VOCABULARY, pd.DataFrame({"token": VOCABULARY})["token"]):
+            assert GeneSubset(source).tokens_of(genes).tolist() == expected
+        for source in (order, np.array(order)):
+            assert GeneSubset(source).tokens_of(genes).tolist() == places
 
     def test_a_column_of_var_has_the_names_or_the_tokens(self, write_h5ad, counts):
         collection = open_collection(write_h5ad(sp.csr_matrix(counts)))
@@ -385,24 +377,22 @@ class TestVocabulary:
         var["token"] = [VOCABULARY.get(each, 5000 + k) for k, each in enumerate(var.index)]
         renamed = RankTokens(ids, max_length=9, gene_names=var["ensembl_id"])
         assert cells_of(dataset_of(collection, renamed)) == plain
-        own = RankTokens(var["token"], max_length=9, pad=0, cls=1, eos=2)
+        own = RankTokens(pd.concat([pd.Series(SPECIAL), var["token"]]), max_length=9)
         minibatch = next(iter(dataset_of(collection, own)))
         assert minibatch["tokens"][:, 0].tolist() == [1] * 8
 
     @pytest.mark.parametrize(
         ("make", "words"),
         [
-            (lambda: Vocabulary.of("/none.json"), "/none.json does not exist"),
-            (lambda: Vocabulary.of(5), "must be a mapping from names, the path"),
-            (lambda: Vocabulary.of(["a", "b", "a"]), "a vocabulary .* once, but has 'a' 2 times"),
-            (lambda: Vocabulary.of({"a": [1], "b": [1, 2]}), r"that of 'a' is \[1\]"),
-            (lambda: Vocabulary.of({"a": True}), "that of 'a' is True"),
-            (lambda: Vocabulary.of("/"), "/ cannot be read: Is a directory"),
-            (lambda: Vocabulary.of({"a": -1}), "at least 0 and below 2"),
-            (lambda: Vocabulary.of({"a": 2**31}), "below 2.31, but that of 'a' is 2147483648"),
-            (lambda: Vocabulary.of({"a": 0.5}), "that of 'a' is 0.5"),
+            (lambda: RankTokens("vocab.json"), "but got 'vocab.json'; read a file with json"),
+            (lambda: RankTokens(5), "`vocabulary` must be a mapping from names, or a Series"),
+            (lambda: RankTokens(["a", "b", "a"]), "`vocabulary` .* once, but has 'a' 2 times"),
+            (lambda: RankTokens({"a": [1], "b": [1, 2]}), r"that of 'a' is \[1\]"),
+            (lambda: RankTokens({"a": True}), "that of 'a' is True"),
+            (lambda: RankTokens({"a": -1}), "at least 0 and below 2"),
+            (lambda: RankTokens({"a": 2**31}), "below 2.31, but that of 'a' is 2147483648"),
+            (lambda: RankTokens({"a": 0.5}), "that of 'a' is 0.5"),
             (lambda: RankTokens({"a": 1}), "the vocabulary has no '<pad>'"),
-            (lambda: RankTokens({"a": 1}, pad=-1), "`pad` must be the name of"),
             (lambda: RankTokens(VOCABULARY, {"gene1": 0}), "that of 'gene1' is 0"),
             (lambda: RankTokens(VOCABULARY, {"gene1": "1"}), "that of 'gene1' is '1'"),
             (lambda: RankTokens(VOCABULARY, {"gene1": [1]}), r"that of 'gene1' is \[1\]"),
@@ -415,25 +405,20 @@ class TestVocabulary:
             (lambda: RankTokens(VOCABULARY, padding=NEITHER), "`padding` must be one"),
             (lambda: BinnedValues(VOCABULARY, 1), "`n_bins >= 2` must hold"),
             (lambda: GeneSubset(VOCABULARY, genes=NEITHER), "`genes` must be one"),
+            (lambda: RankTokens(VOCABULARY, masking=MaskValues()), "must be MaskTokens, but got"),
+            (
+                lambda: RankTokens(VOCABULARY, masking=MaskTokens(mask="<none>")),
+                "the vocabulary has no '<none>'",
+            ),
             (lambda: MaskTokens(0), "`0 < fraction <= 1` must hold"),
             (lambda: MaskTokens(0.1, random=0.9, kept=0.2), "random=0.9"),
             (lambda: MaskValues(1.5), "fraction=1.5"),
         ],
     )
     def test_what_is_refused(self, make, words):
-        with pytest.raises((ParameterError, PathError), match=words) as caught:
+        with pytest.raises(ParameterError, match=words) as caught:
             make()
         assert "\n" not in str(caught.value)
-
-    @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-    def test_pickles(self, tmp_path, protocol):
-        path = tmp_path / "token_dictionary.pkl"
-        path.write_bytes(pickle.dumps(VOCABULARY, protocol))
-        told = r"token_dictionary.pkl is not JSON: .*; read it yourself \(pickle.load reads .pkl\)"
-        for make in (lambda: Vocabulary.of(path), lambda: RankTokens(VOCABULARY, path)):
-            with pytest.raises(FormatError, match=told) as caught:
-                make()
-            assert "\n" not in str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -485,8 +470,8 @@ def test_names_are_those_of_the_collection(shared_symbols):
         told = "`gene_names` must have a name for each of the [28] genes of the collection, in its"
         with pytest.raises(ParameterError, match=told):
             dataset_of(collection, GeneSubset(SPECIAL | {"ENSG0": 9}, gene_names=names))
-    with pytest.raises(ParameterError, match="a vocabulary must have each name once, but has 'TB"):
-        GeneSubset(cells.var["token"], pad=0)
+    with pytest.raises(ParameterError, match="`vocabulary` must have each name once, but has 'TB"):
+        GeneSubset(cells.var["token"])
 
 
 class TestGenesWithMedians:
@@ -524,13 +509,8 @@ class TestGenesWithMedians:
             {"transform": RankTokens({"gene1": 1, "gene2": 1, "<pad>": 0}, cls=None, eos=None)},
             "genes 'gene1' and 'gene2' have the same token 1",
         ),
-        ({"transform": MaskTokens()}, "masks tokens, but no tokenizer is before it"),
+        ({"transform": [RankTokens(VOCABULARY)] * 2}, "at most one of rows, such as a tokenizer"),
         ({"transform": [RankTokens(VOCABULARY), Log1p()]}, "must have transforms of values first"),
-        ({"transform": [RankTokens(VOCABULARY), MaskValues()]}, "use MaskTokens"),
-        (
-            {"transform": [RankTokens(VOCABULARY), MaskTokens(mask="<none>")]},
-            "the vocabulary has no '<none>'",
-        ),
         (
             {"transform": RankTokens(VOCABULARY), "fetch_transform": copy.copy},
             "leave out `fetch_transform` and `batch_callback`",

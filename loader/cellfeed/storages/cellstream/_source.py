@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.bytes import Location, require_file
-from cellfeed.decode import SlowRead
 from cellfeed.extending import PathError, pd
 from cellfeed.rows import CsrRows, Layout
 from cellfeed.sources import (
@@ -54,10 +53,6 @@ class Archive(OpenedPerProcess):
         self._path = location.path.absolute()  # stays valid if the working directory changes
         self._watched = WatchedFiles()
 
-    def library(self) -> Any:
-        """Return cellstream."""
-        return library("cellstream", self.location, what="a cellstream archive", extra="cellstream")
-
     @contextmanager
     def reading(self, what: str) -> Iterator[None]:
         """Check before and after that the file is unchanged; name failures of cellstream.
@@ -71,7 +66,8 @@ class Archive(OpenedPerProcess):
         self._watched.check()
 
     def _open(self) -> Any:
-        cellstream = self.library()
+        what = {"what": "a cellstream archive", "extra": "cellstream"}
+        cellstream = library("cellstream", self.location, **what)
         require_file(self._path, self.location)
         self._watched.see(self._path, self._path.stat(), self.location)
         with self.reading("archive"):
@@ -110,14 +106,6 @@ class CellFrames(StoredElement):
         """Return the compression of frames."""
         return str(self._archive().manifest["codec"])
 
-    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:  # noqa: ARG002 - any is cast to
-        """Return why cells are decoded slowly; None if they are not."""
-        if self._archive.library().rust_available():
-            return None
-        return SlowRead(
-            "cellstream", "its compiled decoder is missing", "install its current wheel"
-        )
-
     def row_lengths(self, runs: Runs) -> NDArray[np.int64]:
         """Return the number of nonzeros of each cell."""
         rows, pointers = expand(runs), self._archive().indptr
@@ -131,23 +119,6 @@ class CellFrames(StoredElement):
                 expand(runs), n_threads=threads_of_process(), out_dtype=self.dtype
             )
         return CsrRows(found.indptr, found.indices, found.data, self.shape[1])
-
-
-class _Embedding(StoredElement):
-    """An array of obsm, which cellstream has in memory."""
-
-    layout: Layout = "dense"
-    var = None
-
-    def __init__(self, archive: Archive, name: str, stored: NDArray[Any]) -> None:
-        self._archive, self._name = archive, name
-        self.shape, self.dtype = stored.shape, stored.dtype.newbyteorder("=")
-
-    def read_rows(self, runs: Runs) -> NDArray[Any]:
-        """Return rows."""
-        with self._archive.reading("obsm"):
-            rows: NDArray[Any] = self._archive().obsm[self._name][expand(runs)]
-        return rows
 
 
 class CellstreamSource(Source):
@@ -164,7 +135,7 @@ class CellstreamSource(Source):
     Attributes
     ----------
     elements
-        ``"X"``, and ``"obsm/NAME"`` for each array of its obsm. Archives have no layers.
+        ``"X"``. Archives have no layers; their obsm is not read.
 
     Raises
     ------
@@ -175,11 +146,7 @@ class CellstreamSource(Source):
     def __init__(self, path: str | os.PathLike[str] | Location) -> None:
         self.location = path if isinstance(path, Location) else Location.of(path)
         self._archive = Archive(self.location)
-        self.elements: dict[str, StoredElement] = {"X": CellFrames(self._archive)}
-        with self._archive.reading("obsm"):
-            for name, stored in self._archive().obsm.items():
-                if isinstance(stored, np.ndarray) and stored.ndim > 1:
-                    self.elements[f"obsm/{name}"] = _Embedding(self._archive, name, stored)
+        self.elements = {"X": CellFrames(self._archive)}
 
     def _obs(self) -> pd.DataFrame:
         with self._archive.reading("obs"):

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -166,35 +167,26 @@ def _of_scdl(folder: Location, path: Path) -> FlatArrays:
 
 
 def _scdl_dtypes(header: Path) -> dict[str, str]:
-    """Return the dtypes in a header."""
+    """Return the dtypes in a header; numbers are big-endian, text is preceded by its length."""
+
+    def take(form: str) -> Any:
+        fields = struct.Struct(f">{form}")
+        return fields.unpack(file.read(fields.size))[0]
+
     require_file(header)
+    file, found = BytesIO(header.read_bytes()), dict[str, str]()
     what = f"{header}: is not a known header of BioNeMo SCDL"
     remedy = "write the folder again with another version of it"
     with failures_named(what, remedy, (struct.error, KeyError, ValueError)):
-        found = _parsed(header.read_bytes())
+        if file.read(_COUNTS_FROM)[: len(_MAGIC)] != _MAGIC:
+            raise ValueError("it begins with other bytes")
+        for _ in range(take("I")):
+            name = take(f"{take('I')}s").decode()
+            take("Q")  # the length of the array, which also follows from the file size
+            found[name] = _SCDL_DTYPES[take("I")]
+            if take("B"):
+                take(f"{4 * take('I')}s")
         return {name: found[name] for name in _SCDL}
-
-
-def _parsed(content: bytes) -> dict[str, str]:
-    """Return the dtype of each array; numbers are big-endian, text is preceded by its length."""
-    if not content.startswith(_MAGIC):
-        raise ValueError("it begins with other bytes")
-    at = _COUNTS_FROM
-
-    def take(form: str) -> Any:
-        nonlocal at
-        (value,) = struct.unpack_from(f">{form}", content, at)
-        at += struct.calcsize(f">{form}")
-        return value
-
-    found = dict[str, str]()
-    for _ in range(take("I")):
-        name = take(f"{take('I')}s").decode()
-        take("Q")  # the length of the array, which also follows from the file size
-        found[name] = _SCDL_DTYPES[take("I")]
-        if take("B"):
-            take(f"{4 * take('I')}s")
-    return found
 
 
 def _not_one_matrix(folder: Location) -> FormatError:
@@ -415,7 +407,15 @@ class MemoryMapSource(Source):
         given = var is not None
         if var is None and is_scdl(Path(self.location)):
             tables = gene_tables(self.location, arrays.n_rows)
-            self._rows, var = _table_of(self.location, tables, part)
+            if part is None and len(tables) > 1:
+                msg = (
+                    f"{self.location}: has cells of {len(tables)} tables of genes; give the folder"
+                )
+                raise FormatError(f"{msg} to `open_collection`, or one `part` of it")
+            if part is not None and not 0 <= part < len(tables):
+                msg = f"`0 <= part < {len(tables)}` must hold, but got part={part}"
+                raise ParameterError(f"{self.location}: {msg}")
+            self._rows, var = tables[part or 0]
             names, n_columns = gene_names(var, _NAMES, may_be_index=False), len(var)
         elif part is not None:
             msg = f"{self.location}: `part` applies only to SCDL folders without a given `var`"
@@ -471,18 +471,6 @@ class MemoryMapSource(Source):
             return super().read_var()
         names = self.elements["X"].var_names()
         return self._var.set_index(pd.Index(names, dtype=object))
-
-
-def _table_of(
-    folder: Location, tables: Sequence[tuple[range, pd.DataFrame]], part: int | None
-) -> tuple[range, pd.DataFrame]:
-    if part is None and len(tables) > 1:
-        msg = f"{folder}: has cells of {len(tables)} tables of genes"
-        raise FormatError(f"{msg}; give the folder to `open_collection`, or one `part` of it")
-    if part is not None and not 0 <= part < len(tables):
-        msg = f"`0 <= part < {len(tables)}` must hold, but got part={part}"
-        raise ParameterError(f"{folder}: {msg}")
-    return tables[part or 0]
 
 
 # Folders of memory maps.

@@ -76,11 +76,6 @@ class SomaStore(OpenedPerProcess):
         self._config = dict(config)
         self._timestamp: int | None = None  # in ms, of the state that every process reads
 
-    @property
-    def timestamp(self) -> int:
-        """The time, in ms, of the state that every process reads."""
-        return int(self().tiledb_timestamp_ms)
-
     def at(self, path: str) -> Any:
         """Return the object at a path of the experiment, such as ``ms/RNA/var``."""
         found = self()
@@ -311,13 +306,16 @@ class SparseElement(SomaElement):
     ) -> None:
         super().__init__(store, path, var, joinids)
         self._tiled, self._slow = None, None
+        self._dtypes: dict[str, Any] = {"soma_dim_0": np.int64, "soma_dim_1": np.int64}
+        self._dtypes["soma_data"] = self.dtype
         with store.failures_named(path):
             folder = self._folder()
         if folder is None:
             return
         rows = None if isinstance(joinids, range) else joinids
         try:
-            found = tiled_csr(self._array(), folder, path, store.timestamp, rows, self.shape[1])
+            timestamp = int(store().tiledb_timestamp_ms)
+            found = tiled_csr(self._array(), folder, path, timestamp, rows, self.shape[1])
         except UnknownLayoutError as reason:
             self._slow = SlowRead("tiledbsoma", str(reason), _REMEDY)
         else:
@@ -336,8 +334,18 @@ class SparseElement(SomaElement):
 
     def read_rows(self, runs: Runs) -> CsrRows:
         """Read rows; TileDB returns elements in tile order, so they are sorted by row."""
-        ids = self._ids(runs)
-        rows, columns, values = self._coordinates(ids)
+        import pyarrow as pa  # noqa: PLC0415 - tiledbsoma needs it
+
+        ids, tables = self._ids(runs), list[Any]()
+        if ids.size:
+            first, last = int(ids[0]), int(ids[-1])
+            coords = slice(first, last) if last - first + 1 == ids.size else pa.array(ids)
+            with self._store.failures_named(self._path):
+                tables = [*self._array().read(coords=(coords,)).tables()]
+        rows, columns, values = (
+            np.concatenate([np.empty(0, dtype), *(each[name].to_numpy() for each in tables)])
+            for name, dtype in self._dtypes.items()
+        )
         firsts = np.flatnonzero(np.diff(rows, prepend=-1))  # of the elements of one row in a tile
         places = np.searchsorted(ids, rows[firsts])
         if not np.array_equal(ids.take(places, mode="clip"), rows[firsts]):
@@ -349,21 +357,6 @@ class SparseElement(SomaElement):
         order = np.argsort(of_rows, kind="stable")
         indptr = np.concatenate([[0], np.cumsum(np.bincount(of_rows, minlength=ids.size))])
         return CsrRows(indptr, columns[order].astype(np.int32), values[order], self.shape[1])
-
-    def _coordinates(self, ids: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
-        """Yield the row, the column and the value of each element of rows."""
-        import pyarrow as pa  # noqa: PLC0415 - tiledbsoma needs it
-
-        tables = list[Any]()
-        if ids.size:
-            first, last = int(ids[0]), int(ids[-1])
-            is_one_run = last - first + 1 == ids.size
-            rows = slice(first, last) if is_one_run else pa.array(ids)
-            with self._store.failures_named(self._path):
-                tables = [*self._array().read(coords=(rows,)).tables()]
-        for name, dtype in (("dim_0", np.int64), ("dim_1", np.int64), ("data", self.dtype)):
-            parts = [each[f"soma_{name}"].to_numpy() for each in tables]
-            yield np.concatenate([np.empty(0, dtype), *parts])
 
 
 class DenseElement(SomaElement):

@@ -2,10 +2,12 @@
 
 import itertools
 import json
+import os
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed import decode
-from cellfeed.rows import SparseChunks
 from cellfeed.sources import files_in
 from cellfeed.storages.soma import _tiles
 
@@ -21,44 +22,17 @@ from cellfeed.storages.soma import _tiles
 
 _GZIP = 1  # the kind of filter
 _HEADER = struct.Struct("<IQQBQBI")
+_PIPELINE = struct.Struct("<4xIB")  # number of filters, after the size of chunks; kind of the first
 
 
 class UnknownLayoutError(Exception):
     """An array is stored in a way that only TileDB decodes; the message says which."""
 
 
-class Fields:
-    """A sequence of binary numbers and names.
-
-    Parameters
-    ----------
-    content
-        The bytes.
-    position
-        Position of the first one.
-    """
-
-    def __init__(self, content: bytes, position: int = 0) -> None:
-        self.content, self.position = content, position
-
-    def numbers(self, kinds: str) -> tuple[int, ...]:
-        """Return the next numbers, with the format of `struct`."""
-        fields = struct.Struct(f"<{kinds}")
-        found = fields.unpack_from(self.content, self.position)
-        self.position += fields.size
-        return found
-
-    def number(self, kind: str) -> int:
-        """Return the next number."""
-        return self.numbers(kind)[0]
-
-    def bytes(self, n: int) -> bytes:
-        """Return the next bytes."""
-        found = self.content[self.position : self.position + n]
-        if len(found) != n:
-            raise ValueError("it ends too early")
-        self.position += n
-        return found
+def _numbers(file: BytesIO, kinds: str) -> tuple[int, ...]:
+    """Return the next numbers of a file, with the format of `struct`."""
+    fields = struct.Struct(f"<{kinds}")
+    return fields.unpack(file.read(fields.size))
 
 
 def generic_tile(content: bytes, position: int) -> bytes:
@@ -79,22 +53,15 @@ def generic_tile(content: bytes, position: int) -> bytes:
     _, _, size, _, _, encryption, n_pipeline = _HEADER.unpack_from(content, position)
     if encryption:
         raise UnknownLayoutError("it is encrypted")
-    fields = Fields(content, position + _HEADER.size)
-    pipeline = Fields(fields.bytes(n_pipeline), 4)  # after the size of chunks
-    if pipeline.number("I") != 1 or pipeline.number("B") != _GZIP:
+    position += _HEADER.size
+    n_filters, kind = _PIPELINE.unpack_from(content, position)
+    if (n_filters, kind) != (1, _GZIP):
         raise UnknownLayoutError("its metadata have unknown filters")
-    found = bytearray()
-    for _ in range(fields.number("Q")):
-        _, n_filtered, n_metadata = fields.numbers("III")
-        metadata = fields.position
-        fields.bytes(n_metadata)
-        first = fields.position
-        fields.bytes(n_filtered)
-        for begin, n, _ in _tiles.parts_of_chunk(content, metadata, first):
-            found += zlib.decompress(content[begin : begin + n])
+    chunks = _tiles.chunks_of(content, position + n_pipeline, is_compressed=True)
+    found = b"".join(zlib.decompress(content[first : first + n]) for _, first, n, _ in chunks)
     if len(found) != size:
         raise ValueError(f"it has {len(found)} bytes, but {size} expected")
-    return bytes(found)
+    return found
 
 
 # The schema of a sparse matrix, as tiledbsoma names it.
@@ -103,8 +70,8 @@ VERSIONS = range(20, 23)  # of the format, with which this module was tested
 _CODECS = {"ZSTD": "zstd", "GZIP": "zlib"}
 
 
-def _filters(options: Mapping[str, Any], itemsize: int) -> _tiles.TileFilters:
-    """Return the filters of a dimension or an attribute."""
+def _filters(options: Mapping[str, Any], itemsize: int) -> tuple[int, bool]:
+    """Return the codec of a dimension or an attribute, and whether bytes are shuffled before."""
     names = [each["name"] for each in options["filters"] or () if each["name"] != "NOOP"]
     shuffled = names[:1] == ["BYTESHUFFLE"]
     codecs = names[shuffled:]
@@ -112,7 +79,7 @@ def _filters(options: Mapping[str, Any], itemsize: int) -> _tiles.TileFilters:
         if name not in _CODECS or len(codecs) > 1:
             raise UnknownLayoutError(f"filter {name} is not supported")
     codec = decode.chunk_codec(_CODECS[codecs[0]] if codecs else "none")
-    return _tiles.TileFilters(codec, shuffled and itemsize > 1)
+    return codec, shuffled and itemsize > 1
 
 
 # The fragments of an array, one per write; ``format_spec/fragment.md`` of TileDB.
@@ -135,34 +102,19 @@ class Fragment:
         Name of its folder.
     rows
         First and last row with elements in it.
-    n_last
-        Number of elements of its last tile; all others are full.
+    n_elements
+        Number of elements of each tile, int64, shape (n_tiles,).
     tile_rows
         Smallest and largest row of each tile, int64, shape (n_tiles, 2).
     bounds
-        Where tiles begin and end in each of `FILES`, int64, shape (3, n_tiles + 1).
+        See `_tiles.Tiles`, int64, shape (3, n_tiles, 2).
     """
 
     name: str
     rows: tuple[int, int]
-    n_last: int
+    n_elements: NDArray[np.int64]
     tile_rows: NDArray[np.int64]
     bounds: NDArray[np.int64]
-
-    @property
-    def n_tiles(self) -> int:
-        """Number of tiles."""
-        return len(self.tile_rows)
-
-    def n_elements(self, capacity: int) -> NDArray[np.int64]:
-        """Return the number of elements of each tile, int64, shape (n_tiles,)."""
-        if not 0 < self.n_last <= capacity:
-            raise ValueError(
-                f"it has a tile of {self.n_last} elements, above the capacity of {capacity}"
-            )
-        n_elements = np.full(self.n_tiles, capacity, np.int64)
-        n_elements[-1] = self.n_last
-        return n_elements
 
 
 def fragments_at(folder: Path, timestamp: int) -> list[str]:
@@ -196,13 +148,13 @@ def fragments_at(folder: Path, timestamp: int) -> list[str]:
     return there
 
 
-def read_fragment(folder: Path, name: str) -> Fragment:
+def read_fragment(folder: Path, name: str, capacity: int) -> Fragment:
     """Return the metadata of a fragment.
 
     Parameters
     ----------
-    folder, name
-        The array, and the fragment.
+    folder, name, capacity
+        The array, the fragment, and the number of elements of a full tile.
 
     Raises
     ------
@@ -212,22 +164,23 @@ def read_fragment(folder: Path, name: str) -> Fragment:
         It is damaged.
     """
     content = (folder / FRAGMENTS / name / _METADATA).read_bytes()
-    end = len(content) - 8
-    fields = Fields(content, end - Fields(content, end).number("Q"))
-    version, n_name = fields.numbers("IQ")
+    end = len(content) - 8  # with the size of what follows the tiles of metadata
+    file = BytesIO(content)
+    file.seek(end - struct.unpack_from("<Q", content, end)[0])
+    version, n_name = _numbers(file, "IQ")
     if version not in VERSIONS:
         raise UnknownLayoutError(f"version {version} of TileDB's format is unknown")
-    fields.bytes(n_name)  # of its schema
-    is_dense, is_empty = fields.numbers("BB")
+    file.seek(n_name, os.SEEK_CUR)  # of its schema
+    is_dense, is_empty = _numbers(file, "BB")
     if is_dense or is_empty:
         raise UnknownLayoutError("a fragment is dense, or has no extent")
-    first, last, _, _, n_tiles, of_last = fields.numbers("qqqqQQ")
-    if any(fields.numbers("BB")):
+    first, last, _, _, n_tiles, of_last = _numbers(file, "qqqqQQ")
+    if any(_numbers(file, "BB")):
         raise UnknownLayoutError("elements have their own timestamps, or were deleted")
-    sizes = fields.numbers(f"{3 * _N_FIELDS}Q")
+    sizes = _numbers(file, f"{3 * _N_FIELDS}Q")
     if any(sizes[_N_FIELDS:]):
         raise UnknownLayoutError("its values are no single numbers, or may be missing")
-    tree, *tiles = fields.numbers(f"{1 + _N_FIELDS}Q")
+    tree, *tiles = _numbers(file, f"{1 + _N_FIELDS}Q")
     offsets = np.stack([_offsets(generic_tile(content, tiles[k]), n_tiles) for k in _OF_FILES])
     ends = np.array([[sizes[k]] for k in _OF_FILES], np.int64)
     if n_tiles < 1 or (np.diff(offsets, append=ends) < 0).any() or (offsets[:, 0] < 0).any():
@@ -235,29 +188,27 @@ def read_fragment(folder: Path, name: str) -> Fragment:
     tile_rows = _tile_rows(generic_tile(content, tree), n_tiles)
     if (tile_rows[:, 0].min(), tile_rows[:, 1].max()) != (first, last):
         raise ValueError("the rows of its tiles differ from its metadata")
-    return Fragment(
-        name=name,
-        rows=(first, last),
-        n_last=of_last,
-        tile_rows=tile_rows,
-        bounds=np.concatenate([offsets, ends], axis=1),
-    )
+    if not 0 < of_last <= capacity:
+        raise ValueError(f"it has a tile of {of_last} elements, above the capacity of {capacity}")
+    n_elements = np.full(n_tiles, capacity, np.int64)
+    n_elements[-1] = of_last
+    bounds = np.stack([offsets, np.concatenate([offsets[:, 1:], ends], axis=1)], axis=2)
+    return Fragment(name, (first, last), n_elements, tile_rows, bounds)
 
 
 def _offsets(content: bytes, n_tiles: int) -> NDArray[np.int64]:
     """Return the offsets of tiles in a file."""
-    if Fields(content).number("Q") != n_tiles:
+    if struct.unpack_from("<Q", content) != (n_tiles,):
         raise ValueError("its tile offsets do not match its tiles")
     return np.frombuffer(content, "<i8", n_tiles, offset=8).astype(np.int64)
 
 
 def _tile_rows(content: bytes, n_tiles: int) -> NDArray[np.int64]:
     """Return the smallest and largest row of each tile, from the leaves of the R-tree."""
-    fields = Fields(content)
-    _, n_levels = fields.numbers("II")
-    extents = b""
+    file, extents = BytesIO(content), b""
+    _, n_levels = _numbers(file, "II")
     for _ in range(n_levels):
-        extents = fields.bytes(32 * fields.number("Q"))
+        extents = file.read(32 * _numbers(file, "Q")[0])
     found = np.frombuffer(extents, "<i8").astype(np.int64).reshape(-1, 4)[:, :2]
     if len(found) != n_tiles:
         raise ValueError("its tile extents do not match its tiles")
@@ -266,46 +217,8 @@ def _tile_rows(content: bytes, n_tiles: int) -> NDArray[np.int64]:
 
 # A sparse array of TileDB whose tiles are decoded here.
 
-_DIMENSIONS = ("soma_dim_0", "soma_dim_1")
+_COLUMNS = ("soma_dim_0", "soma_dim_1", "soma_data")
 _DAMAGE = (OSError, ValueError, OverflowError, MemoryError, RuntimeError, struct.error, zlib.error)
-
-
-class TiledCsr(SparseChunks):
-    """Rows of a sparse array of TileDB.
-
-    Parameters
-    ----------
-    columns, values
-        Columns and values of its elements.
-    find
-        Locates rows.
-    joinids
-        The row of the array for each row, ascending, int64; None if they are the same.
-    n_columns
-        Number of columns.
-    """
-
-    def __init__(
-        self,
-        *,
-        columns: _tiles.TileChunks,
-        values: _tiles.TileChunks,
-        find: _tiles.TileRows,
-        joinids: NDArray[np.int64] | None,
-        n_columns: int,
-    ) -> None:
-        self._find, self._joinids, self.n_columns = find, joinids, n_columns
-        self._columns, self.indices = columns, columns.array
-        self._values, self.data = values, values.array
-
-    def extents(self, rows: NDArray[np.int64]) -> decode.Extents:
-        """See `SparseChunks`."""
-        found = self._find(rows if self._joinids is None else self._joinids[rows])
-        return replace(
-            found,
-            firsts=self._values.starts(found.firsts),
-            index_firsts=self._columns.starts(found.firsts),
-        )
 
 
 def tiled_csr(
@@ -315,7 +228,7 @@ def tiled_csr(
     timestamp: int,
     joinids: NDArray[np.int64] | None,
     n_columns: int,
-) -> tuple[TiledCsr, float] | None:
+) -> tuple[_tiles.TiledCsr, float] | None:
     """Return a sparse array, reading only metadata; None if nothing is written there.
 
     Parameters
@@ -329,7 +242,7 @@ def tiled_csr(
     timestamp
         In ms; later writes are ignored.
     joinids, n_columns
-        See `TiledCsr`.
+        See `_tiles.TiledCsr`.
 
     Returns
     -------
@@ -346,64 +259,51 @@ def tiled_csr(
     dtype = np.dtype(array.schema.field("soma_data").type.to_pandas_dtype())
     if dtype.kind not in "iuf":
         raise UnknownLayoutError("its values are not numbers")
-    dims, coordinates = json.loads(options.dims), np.dtype(np.int64)
-    block_rows, block_columns = (int(dims[each]["tile"]) for each in _DIMENSIONS)
+    dims, dtypes = json.loads(options.dims), [np.dtype(np.int64), np.dtype(np.int64), dtype]
+    block_rows, block_columns = (int(dims[each]["tile"]) for each in _COLUMNS[:2])
     if block_rows > _tiles.MOST_BAND_ROWS:
         raise UnknownLayoutError(
             f"its blocks have {block_rows} rows, above {_tiles.MOST_BAND_ROWS}"
         )
-    filters = [_filters(dims[each], coordinates.itemsize) for each in _DIMENSIONS]
-    filters.append(_filters(json.loads(options.attrs)["soma_data"], dtype.itemsize))
+    stored = dims | json.loads(options.attrs)
+    filters = [
+        _filters(stored[each], own.itemsize) for each, own in zip(_COLUMNS, dtypes, strict=True)
+    ]
     try:
         names = fragments_at(folder, timestamp)
         if not names:
             return None
-        found = sorted((read_fragment(folder, each) for each in names), key=lambda each: each.rows)
+        read = [read_fragment(folder, each, options.capacity) for each in names]
+        found = sorted(read, key=lambda each: each.rows)
         if any(first.rows[1] >= second.rows[0] for first, second in itertools.pairwise(found)):
             raise UnknownLayoutError("several of its fragments have the same rows")
-        n_elements = np.concatenate([each.n_elements(options.capacity) for each in found])
         files = files_in(
             folder, [f"{FRAGMENTS}/{each.name}/{file}" for file in FILES for each in found]
         )
-        expected = np.array([each.bounds[:, -1] for each in found]).T.ravel()
+        expected = np.array([each.bounds[:, -1, 1] for each in found]).T.ravel()
         if (files.sizes(np.arange(expected.size)) != expected).any():
             raise UnknownLayoutError("the size of a file differs from its metadata")
     except _DAMAGE as error:
         raise UnknownLayoutError("its metadata cannot be read") from error
-    n_tiles = np.array([each.n_tiles for each in found])
-    chunks = [
-        _tiles.TileChunks(
-            f"{name}/{column}",
-            _tiles.Tiles(
-                files=np.repeat(np.arange(len(found)) + number * len(found), n_tiles),
-                offsets=np.concatenate([each.bounds[number, :-1] for each in found]),
-                ends=np.concatenate([each.bounds[number, 1:] for each in found]),
-                n_elements=n_elements,
-                capacity=options.capacity,
-            ),
-            own,
-            filters[number],
-            files,
-        )
-        for number, (column, own) in enumerate(
-            zip((*_DIMENSIONS, "soma_data"), (coordinates, coordinates, dtype), strict=True)
-        )
-    ]
-    fragments = _tiles.Fragments(
-        rows=np.array([each.rows for each in found], np.int64),
-        first_tiles=np.concatenate([[0], np.cumsum(n_tiles, dtype=np.int64)]),
-        tile_rows=np.concatenate([each.tile_rows for each in found]),
+    fragment_rows = np.array([each.rows for each in found], np.int64)
+    tiles = _tiles.Tiles(
+        fragment_rows=fragment_rows,
+        first_tiles=np.cumsum([0, *(len(each.tile_rows) for each in found)], dtype=np.int64),
+        rows=np.concatenate([each.tile_rows for each in found]),
+        n_elements=np.concatenate([each.n_elements for each in found]),
+        bounds=np.concatenate([each.bounds for each in found], axis=1),
+        capacity=options.capacity,
         block_rows=block_rows,
     )
+    chunks = [
+        _tiles.TileChunks(
+            f"{name}/{column}", tiles, k, dtypes[k], codec=codec, shuffled=shuffled, files=files
+        )
+        for k, (column, (codec, shuffled)) in enumerate(zip(_COLUMNS, filters, strict=True))
+    ]
     rows, columns, values = chunks
-    tiled = TiledCsr(
-        columns=columns,
-        values=values,
-        find=_tiles.TileRows(rows, fragments),
-        joinids=joinids,
-        n_columns=n_columns,
-    )
+    tiled = _tiles.TiledCsr(rows, columns, values, joinids, n_columns)
     n_blocks = -(-n_columns // block_columns)
-    of_row = n_elements.sum() / ((found[-1].rows[1] + 1) * n_blocks)
+    of_row = tiles.n_elements.sum() / ((fragment_rows[-1, 1] + 1) * n_blocks)
     rows_per_chunk = min(columns.chunk_elements / max(1.0, of_row), block_rows)
     return tiled, max(1.0, rows_per_chunk)

@@ -152,7 +152,10 @@ class TenxSource(FileSource):
         obs: pd.DataFrame | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(file if isinstance(file, H5File) else _file_at(file, storage_options))
+        if not isinstance(file, H5File):
+            location = Location.of(file, storage_options)
+            file = RemoteH5File(location) if location.path is None else LocalH5File(location.path)
+        super().__init__(file)
         with damage_named(self.location, _MATRIX, writer=_WRITER):
             is_known = _FEATURES in self._file()
         if not is_known:
@@ -268,13 +271,6 @@ class TenxSource(FileSource):
 
     def _damage_named(self, element: str) -> AbstractContextManager[None]:
         return damage_named(self.location, element, writer=_WRITER)
-
-
-def _file_at(where: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> H5File:
-    location = Location.of(where, storage_options)
-    if location.path is None:
-        return RemoteH5File(location)
-    return LocalH5File(location.path)
 
 
 # Its files are HDF5, and are recognized by what is in them.

@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from cellfeed.bytes import (
     CachedTables,
     Location,
     RemoteObjects,
+    Version,
     digest_of,
     map_or_read,
     refuse_pipe,
@@ -39,77 +40,10 @@ _PIECE_BYTES = 1 << 22
 _MOST_OBJECTS = 1_000_000
 
 
-class LocalFolder:
-    """A folder of this machine.
+class Folder:
+    """A folder of this machine, a web server or an object store.
 
-    Parameters
-    ----------
-    location
-        The folder.
-
-    Raises
-    ------
-    PathError
-        There is no such folder.
-    """
-
-    def __init__(self, location: Location) -> None:
-        path = location.path
-        if path is None or not path.is_dir():
-            raise PathError(f"{location.shown}: no such folder; check the path")
-        self.location, self._path = location, path.absolute()
-
-    def names(self) -> list[str]:
-        """Return the names of what is in it."""
-        try:
-            return sorted(os.listdir(self._path))  # noqa: PTH208 - only names
-        except OSError as error:
-            raise unreadable(self.location, error) from error
-
-    def _file(self, name: str) -> Path:
-        """Return the path of a file; refuse a pipe, since opening it would wait for ever."""
-        path = self._path / name
-        refuse_pipe(path)
-        return path
-
-    def contents(self, names: Sequence[str]) -> list[bytes]:
-        """Return the contents of small files."""
-        found = list[bytes]()
-        for name in names:
-            try:
-                found.append(self._file(name).read_bytes())
-            except OSError as error:
-                raise unreadable(self.location / name, error) from error
-        return found
-
-    def sizes(self, names: Sequence[str]) -> list[int | None]:
-        """Return the sizes of files in bytes, None for those that are missing."""
-        found = dict[str, int]()
-        for name in names:
-            with suppress(OSError):
-                found[name] = (self._path / name).stat().st_size
-        return [*map(found.get, names)]
-
-    def files(self, names: Sequence[str]) -> ByteStore:
-        """Return files, numbered in this order."""
-        return files_in(self._path, names)
-
-    def table(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of a file, memory-mapped; read if too many are mapped already."""
-        try:
-            return map_or_read(self._file(name))
-        except (OSError, ValueError) as error:
-            raise unreadable(self.location / name, error) from error
-
-    def version(self) -> str | None:
-        """Return None: the files themselves are looked at."""
-        return None
-
-
-class RemoteFolder:
-    """A folder of a web server or an object store.
-
-    Each answer of the server states the version of the object; versions other than the one that was
+    Each answer of a server states the version of the object; versions other than the one that was
     first seen are refused.
 
     Parameters
@@ -119,54 +53,75 @@ class RemoteFolder:
     names
         Names of folders in it, where it cannot be listed: on a web server.
 
+    Attributes
+    ----------
+    location
+        The folder.
+    names
+        Names of what is in it, ascending.
+
     Raises
     ------
     PathError
-        The folder cannot be listed.
+        There is no such folder, or it cannot be listed.
     """
 
     def __init__(self, location: Location, names: Sequence[str] | None) -> None:
+        self.location = location
+        self._path = None if location.path is None else location.path.absolute()
+        self._versions: dict[str, Version | None] = {}
+        self._is_listed = True
+        if self._path is not None:
+            if not self._path.is_dir():
+                raise PathError(f"{location.shown}: no such folder; check the path")
+            try:
+                self.names = sorted(os.listdir(self._path))  # noqa: PTH208 - only names
+            except OSError as error:
+                raise unreadable(location, error) from error
+            return
         self.location = Location(location.text.rstrip("/"), location.options)
         listed = versions_below(self.location, _MOST_OBJECTS)
-        if listed is None and names is None:
+        if listed is not None:
+            self._versions |= listed
+            names = {*(name.partition("/")[0] for name in listed)}  # type: ignore[assignment]
+        elif names is None:
             msg = f"{location}: its shards cannot be listed; name them, as in"
             raise PathError(f"{msg} cellfeed.TokenStream({location.text!r}, shards=['a', 'b'])")
-        self._names = names if listed is None else None
-        self._versions = {} if listed is None else listed
+        self._is_listed, self.names = listed is not None, sorted(names or ())
 
-    def names(self) -> list[str]:
-        """Return the names of what is in it."""
-        if self._names is not None:
-            return sorted(self._names)
-        return sorted({name.partition("/")[0] for name in self._versions})
+    def files(self, names: Sequence[str]) -> ByteStore:
+        """Return files, numbered in this order."""
+        if self._path is not None:
+            return files_in(self._path, names)
+        unknown = [] if self._is_listed else [each for each in names if each not in self._versions]
+        if unknown:
+            self._versions |= dict.fromkeys(unknown) | versions_of(self.location, unknown)
+        versions = [*map(self._versions.get, names)]
+        return RemoteObjects(partial(_below, self.location, names), versions.__getitem__)
+
+    def sizes(self, names: Sequence[str]) -> list[int]:
+        """Return the sizes of files in bytes, -1 for those that are missing."""
+        sizes: list[int] = self.files(names).sizes(np.arange(len(names))).tolist()
+        return sizes
 
     def contents(self, names: Sequence[str]) -> list[bytes]:
         """Return the contents of small files."""
-        for name, size in zip(names, self.sizes(names), strict=True):
-            if size is None:
+        if self._path is not None:
+            return [bytes(self._local(name, Path.read_bytes)) for name in names]
+        sizes = self.sizes(names)
+        for name, size in zip(names, sizes, strict=True):
+            if size < 0:
                 raise PathError(f"{self.location / name}: no such object; check the URL")
-        sizes = np.array([self._versions[name].size for name in names], np.int64)
         files = np.arange(len(names), dtype=np.int64)
-        found = self.files(names).read_ranges(files, np.zeros_like(files), sizes)
-        whole = map(self._whole, names, found, sizes.tolist())
-        return [bytes(each) for each in whole]
-
-    def sizes(self, names: Sequence[str]) -> list[int | None]:
-        """Return the sizes of objects in bytes, None for those that are missing."""
-        if self._names is not None:
-            unknown = [name for name in names if name not in self._versions]
-            self._versions |= versions_of(self.location, unknown)
-        versions = map(self._versions.get, names)
-        return [None if each is None else each.size for each in versions]
-
-    def files(self, names: Sequence[str]) -> RemoteObjects:
-        """Return objects, numbered in this order."""
-        versions = [self._versions.get(name) for name in names]
-        return RemoteObjects(partial(_below, self.location, names), versions.__getitem__)
+        found = self.files(names).read_ranges(files, np.zeros_like(files), np.array(sizes))
+        return [bytes(each) for each in map(self._whole, names, found, sizes)]
 
     def table(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of an object, which are cached on this machine if they are many."""
-        size, objects = self._versions[name].size, self.files([name])
+        """Return the bytes of a file: memory-mapped, read, or cached on this machine."""
+        if self._path is not None:
+            mapped: NDArray[np.uint8] = self._local(name, map_or_read)
+            return mapped
+        objects, (size,) = self.files([name]), self.sizes([name])
 
         def read() -> Mapping[str, NDArray[Any]]:
             firsts = np.arange(0, size, _PIECE_BYTES, dtype=np.int64)
@@ -179,9 +134,20 @@ class RemoteFolder:
         return cached.get("bytes", size, read)["bytes"]
 
     def version(self) -> str | None:
-        """Return a digest of the versions of all objects; None if one has none."""
-        tags = {name: each.etag for name, each in sorted(self._versions.items())}
-        return None if None in tags.values() else digest_of(repr(tags))
+        """Return a digest of the versions of all objects; None if one has none, or for files."""
+        tags = {
+            name: each.etag for name, each in sorted(self._versions.items()) if each is not None
+        }
+        return digest_of(repr(tags)) if tags and None not in tags.values() else None
+
+    def _local(self, name: str, read: Callable[[Path], Any]) -> Any:
+        """Read a file; refuse a pipe, since opening it would wait for ever."""
+        path = Path(self._path or "", name)
+        refuse_pipe(path)
+        try:
+            return read(path)
+        except (OSError, ValueError) as error:
+            raise unreadable(self.location / name, error) from error
 
     def _whole(self, name: str, found: Any, size: int) -> Any:
         if found is None or len(found) != size:
@@ -191,9 +157,6 @@ class RemoteFolder:
 
 def _below(folder: Location, names: Sequence[str], number: int) -> Location:
     return folder / names[number]
-
-
-Folder = LocalFolder | RemoteFolder
 
 
 def unreadable(where: Location, error: Exception) -> CellfeedError:
@@ -252,8 +215,6 @@ class ShardHeader:
         shard has no documents.
     block
         Number of tokens in a block of spans.
-    encoding
-        Encoding of metadata, such as "json".
     obs
         Categories of each attribute of documents, the first of which is in ``obs-0.bin``.
     files
@@ -266,7 +227,6 @@ class ShardHeader:
     longest_document: int
     n_spans: int
     block: int
-    encoding: str
     obs: Mapping[str, list[str]]
     files: Mapping[str, int]
 
@@ -337,7 +297,7 @@ def read_headers(folder: Folder, shards: Sequence[str]) -> list[ShardHeader]:
     }
     for (name, n_bytes), there in zip(expected.items(), folder.sizes([*expected]), strict=True):
         where = folder.location / name
-        if there is None:
+        if there < 0:
             raise FormatError(f"{where}: is missing; write or copy the shard again")
         if there != n_bytes:
             msg = f"{where}: has {there:,} bytes, but {n_bytes:,} were written"
@@ -399,12 +359,11 @@ class WrittenFile:
         with suppress(OSError):
             self._file.close()
 
-    def close(self, *, synced: bool = False) -> None:
-        """Close the file; if ``synced``, wait until all bytes are on disk."""
+    def close(self) -> None:
+        """Close the file once all bytes are on disk."""
         with os_errors(self.path):
-            if synced and not self._file.closed:
-                self._file.flush()
-                os.fsync(self._file.fileno())
+            self._file.flush()
+            os.fsync(self._file.fileno())
             self._file.close()
 
 
@@ -452,13 +411,8 @@ class Shards:
 
     def __init__(self, location: Location, shards: Sequence[str] | None = None) -> None:
         wanted = None if shards is None else [f"{shard}{SUFFIX}" for shard in shards]
-        self._folder: Folder
-        if location.path is None:
-            self._folder = RemoteFolder(location, wanted)
-        else:
-            self._folder = LocalFolder(location)
-        self.location = self._folder.location
-        names = self._folder.names()
+        self._folder = Folder(location, wanted)
+        self.location, names = self._folder.location, self._folder.names
         found = [name for name in names if name.endswith(SUFFIX)]
         unfinished = [each for each in names if each[0] == "." and each.endswith(UNFINISHED)]
         n_there = len(found)

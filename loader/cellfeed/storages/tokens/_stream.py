@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,16 @@ from cellfeed.bytes import Location
 from cellfeed.decode import FileExtents, RowRanges, SlowRead
 from cellfeed.extending import FormatError, ParameterError, pd, require_positive
 from cellfeed.rows import RaggedRows
-from cellfeed.sources import Runs, Source, Storage, StoredElement, expand, read_ragged, why_not_cast
+from cellfeed.sources import (
+    Runs,
+    Source,
+    Storage,
+    StoredElement,
+    expand,
+    failures_named,
+    read_ragged,
+    why_not_cast,
+)
 from cellfeed.storages.tokens._shards import (
     DOCUMENTS,
     INDEX,
@@ -214,20 +223,13 @@ class SpanElement(StoredElement):
         wrong = (firsts < 0) | (n_bytes < 0) | (firsts + n_bytes > sizes[shards])
         self._check(wrong, shards, SPANS)
         shifts = np.cumsum(sizes) - sizes
-        firsts, distinct, which = np.unique(
+        _, distinct, which = np.unique(
             shifts[shards] + firsts, return_index=True, return_inverse=True
         )
-        n_bytes, shards = n_bytes[distinct], shards[distinct]
-        ends = firsts + n_bytes
-        # Those that follow each other are read together.
-        is_next = (firsts[1:] == ends[:-1]) & (shards[1:] == shards[:-1])
-        begins = np.flatnonzero(np.append(True, ~is_next)[: firsts.size])
-        lasts = np.flatnonzero(np.append(~is_next, True)[: firsts.size])
-        shards, shift = shards[begins], shifts[shards[begins]]
-        read = shards, firsts[begins] - shift, ends[lasts] - shift
-        ranges = self._stored(METADATA, np.dtype(np.uint8), *read)
-        encoded = read_ragged(ranges, np.arange(shards.size)).values.tobytes()
-        bounds = np.append(0, np.cumsum(n_bytes)).tolist()
+        first, n = firsts[distinct], n_bytes[distinct]
+        ranges = self._stored(METADATA, np.dtype(np.uint8), shards[distinct], first, first + n)
+        found = read_ragged(ranges, np.arange(distinct.size))
+        encoded, bounds = found.values.tobytes(), found.offsets.tolist()
         return [encoded[a:b] for a, b in itertools.pairwise(bounds)], which.tolist()
 
     def _located(self, extents: FileExtents) -> NDArray[np.int64]:
@@ -346,6 +348,7 @@ class Tokens(StoredElement):
 
 _SHARD = "shard"  # the obs column with the shard in which a row begins
 _DECODER = json.JSONDecoder()
+_REMEDY = "a shard is damaged, copy or write it again"
 _FIELDS = SPAN.names or ()
 
 
@@ -390,9 +393,6 @@ class TokenStream(Source):
         Number of tokens between the starts of consecutive rows; ``window`` if None.
     documents
         Whether rows are documents, of any length, in place of windows.
-    decoder
-        Function from the bytes of metadata to the objects that `spans` returns; ``json.loads`` if
-        None. Only `spans` calls it, and nothing is ever unpickled.
     shards
         Names of the shards to read; all of them if None. Web servers, which cannot list folders,
         require it; object stores do not.
@@ -446,14 +446,12 @@ class TokenStream(Source):
         *,
         stride: int | None = None,
         documents: bool = False,
-        decoder: Callable[[bytes], Any] | None = None,
         shards: Sequence[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.location = Location.of(folder, storage_options)
         window = require_positive("window", window)
         stride = window if stride is None else require_positive("stride", stride)
-        self._decoder = decoder
         if shards is not None and (isinstance(shards, str) or len({*shards}) < len(shards)):
             msg = f"`shards` must be a list of names, each once, but got {shards!r}"
             raise ParameterError(msg)
@@ -511,8 +509,9 @@ class TokenStream(Source):
         Raises
         ------
         ParameterError
-            ``rows`` lacks this element, or the metadata was written with a custom encoder and no
-            ``decoder`` was given.
+            ``rows`` lacks this element.
+        FormatError
+            Metadata is damaged.
         """
         if "spans" in rows:
             table, offsets = rows["spans"].values, rows["spans"].offsets
@@ -525,7 +524,10 @@ class TokenStream(Source):
         element: Any = self.elements["spans"]
         where = (columns[name] for name in ("shard", "first_byte", "n_bytes"))
         encoded, which = element.metadata(*where)
-        metadata = [*map([*map(self._require_decoder(), encoded)].__getitem__, which)]
+        with failures_named(f"{self.location}: metadata of spans cannot be read", _REMEDY):
+            # `json.loads` would detect the encoding of each first.
+            decoded = [_DECODER.decode(each.decode()) for each in encoded]
+        metadata = [decoded[number] for number in which]
         start, stop, shard, number = (columns[name].tolist() for name in _FIELDS[:4])
         found = list(map(Span, start, stop, metadata, shard, number))
         bounds = _numpy(offsets).tolist()
@@ -557,35 +559,18 @@ class TokenStream(Source):
         return table
 
     def _attribute(self, name: str, shards: NDArray[np.int64], rows: NDArray[np.int64]) -> Any:
-        out: NDArray[np.int64] = np.empty(rows.size, np.int64)
-        categories = dict[str, int]()
-        headers = self._shards.headers
-        bounds = np.searchsorted(shards, np.arange(len(headers) + 1))
-        for shard, header in enumerate(headers):
-            own, known = slice(bounds[shard], bounds[shard + 1]), header.obs[name]
-            numbers = [categories.setdefault(text, len(categories)) for text in known]
-            if own.start == own.stop:
-                continue
+        parts, bounds = [], np.searchsorted(shards, np.arange(len(self._shards.headers) + 1))
+        for shard, header in enumerate(self._shards.headers):
+            own, codes = rows[bounds[shard] : bounds[shard + 1]], np.empty(0, np.int64)
             file = f"obs-{[*header.obs].index(name)}.bin"
-            stored = self._shards.table(file).of(shard)
-            codes = stored[self._rows.documents_of(shard, rows[own])]
-            if not -1 <= codes.min() <= codes.max() < len(known):
+            if own.size:
+                stored = self._shards.table(file).of(shard)
+                codes = stored[self._rows.documents_of(shard, own)]
+            categories = pd.Index(header.obs[name], dtype=object)
+            if codes.size and not -1 <= codes.min() <= codes.max() < len(categories):
                 raise self._shards.damaged(shard, file, "has codes without a category")
-            out[own] = np.array([*numbers, -1], np.int64)[codes]
-        return pd.Categorical.from_codes(out, pd.Index(list(categories), dtype=object))
-
-    def _require_decoder(self) -> Callable[[bytes], Any]:
-        if self._decoder is not None:
-            return self._decoder
-        for name, header in zip(self._shards.names, self._shards.headers, strict=True):
-            if header.encoding != "json":
-                msg = f"{self.location}/{name}: metadata is encoded as {header.encoding!r}"
-                raise ParameterError(f"{msg}; give its `decoder` to `TokenStream`")
-        return _from_json
-
-
-def _from_json(encoded: bytes) -> Any:
-    return _DECODER.decode(encoded.decode())  # `json.loads` would detect the encoding first
+            parts.append(pd.Categorical.from_codes(codes, categories))
+        return pd.api.types.union_categoricals(parts)
 
 
 def _numpy(values: Any) -> NDArray[Any]:

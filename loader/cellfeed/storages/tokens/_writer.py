@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -78,11 +78,6 @@ class TokenStreamWriter:
         Whether each call of `append` is a document.
     obs
         Names of attributes of documents, which become obs columns of text.
-    encoder
-        Function from the metadata of a span to bytes; ``json.dumps`` if None. Give the matching
-        decoder to `TokenStream`.
-    encoding
-        Name of the encoding, stored for readers; required with an ``encoder``.
     block
         Number of tokens in a block of spans. A span is stored in each block that it overlaps.
 
@@ -111,20 +106,13 @@ class TokenStreamWriter:
         shard: str | None = None,
         documents: bool = False,
         obs: Sequence[str] = (),
-        encoder: Callable[[Any], bytes] | None = None,
-        encoding: str | None = None,
         block: int = shards.BLOCK,
     ) -> None:
-        if (encoder is None) != (encoding is None):
-            msg = "`encoder` and `encoding` must be given together"
-            raise ParameterError(f"{msg}; give the encoding's name, such as 'msgpack'")
         if obs and not documents:
             raise ParameterError("`obs` requires documents; give `documents=True` as well")
         if isinstance(obs, str) or not all(isinstance(each, str) for each in obs):
             raise ParameterError(f"`obs` must be a list of names, but got {obs!r}")
         self._dtype = shards.require_dtype(dtype)
-        self._encoder = _as_json if encoder is None else encoder
-        self._encoding = encoding or "json"
         self._block = require_positive("block", block)
         name = uuid.uuid4().hex if shard is None else shard
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
@@ -154,10 +142,13 @@ class TokenStreamWriter:
         return self
 
     def __exit__(self, kind: object, *exception: object) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            self.discard()
+        try:
+            if kind is None:
+                self._finish()
+        finally:  # a finished shard is in another folder
+            for each in self._files:
+                each.discard()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def n_tokens(self) -> int:
@@ -179,7 +170,7 @@ class TokenStreamWriter:
             Tokens, shape (n,), of the shard's dtype or of one that NumPy casts to it without loss
             of kind.
         metadata
-            Metadata of a span over all these tokens; no such span if None.
+            Metadata of a span over all these tokens, which JSON can hold; no such span if None.
         obs
             Attributes of the document by name; omitted attributes, and None, are missing values.
 
@@ -190,7 +181,7 @@ class TokenStreamWriter:
         """
         values = self._as_tokens(tokens)
         first, n = self._n_tokens, len(values)
-        encoded = b"" if metadata is None else self._encoded(metadata)
+        encoded = b"" if metadata is None else _encoded(metadata)
         for name, value in obs.items():
             if name not in self._obs:
                 there = ", ".join(map(repr, self._obs)) or "none"
@@ -220,7 +211,7 @@ class TokenStreamWriter:
         start, stop
             First token, and the one after the last, relative to the first token of the shard.
         metadata
-            Metadata of the span, as the encoder takes it.
+            Metadata of the span, which JSON can hold.
 
         Raises
         ------
@@ -230,7 +221,7 @@ class TokenStreamWriter:
         if not 0 <= start < stop <= self._n_tokens:
             msg = f"a span must have 0 <= start < stop <= {self._n_tokens}, but got"
             raise ParameterError(f"{msg} ({start}, {stop})")
-        self._write_span(start, stop, self._encoded(metadata))
+        self._write_span(start, stop, _encoded(metadata))
 
     def _write_span(self, start: int, stop: int, encoded: bytes) -> None:
         place = self._n_spans, self._metadata.n_bytes, len(encoded)
@@ -238,21 +229,8 @@ class TokenStreamWriter:
         self._metadata.write(encoded)
         self._n_spans += 1
 
-    def finish(self) -> None:
-        """Make the shard visible, after all of it is on disk; if that fails, it is removed.
-
-        Raises
-        ------
-        OSError
-            The disk is full, for example.
-        """
-        try:
-            self._finish()
-        except BaseException:
-            self.discard()
-            raise
-
     def _finish(self) -> None:
+        """Make the shard visible, after all of it is on disk."""
         self._spans.close()
         if self._n_spans:
             index, records = by_block = self._new(shards.INDEX), self._new(shards.SPANS)
@@ -261,7 +239,7 @@ class TokenStreamWriter:
             self._stored += by_block
         self._spans.path.unlink()
         for each in self._stored:
-            each.close(synced=True)
+            each.close()
         header = shards.write_header(
             self._folder,
             shards.ShardHeader(
@@ -271,7 +249,6 @@ class TokenStreamWriter:
                 longest_document=self._longest,
                 n_spans=self._n_spans,
                 block=self._block,
-                encoding=self._encoding,
                 obs={name: [*codes] for name, codes in self._categories.items()},
                 files={each.path.name: each.n_bytes for each in self._stored},
             ),
@@ -279,12 +256,6 @@ class TokenStreamWriter:
         with header.open("rb") as opened:
             os.fsync(opened.fileno())
         self._folder.rename(self._finished)
-
-    def discard(self) -> None:
-        """Remove the unfinished shard."""
-        for each in self._files:
-            each.discard()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _make_folder(self, name: str) -> None:
         if self._finished.exists():
@@ -314,20 +285,17 @@ class TokenStreamWriter:
             raise ParameterError(f"{msg} {values.shape} of {values.dtype}; cast them first")
         return values.astype(self._dtype)
 
-    def _encoded(self, metadata: Any) -> bytes:
-        try:
-            encoded = bytes(self._encoder(metadata))
-        except (TypeError, ValueError) as error:
-            msg = f"metadata cannot be encoded as {self._encoding} ({error}); give an `encoder`"
-            raise ParameterError(msg) from error
-        if not 0 < len(encoded) <= _MOST_METADATA:
-            msg = f"metadata of a span must take 1 byte to 1 MiB, but takes {len(encoded):,} bytes"
-            raise ParameterError(f"{msg}; store larger metadata elsewhere")
-        return encoded
 
-
-def _as_json(metadata: Any) -> bytes:
-    return json.dumps(metadata, separators=(",", ":"), allow_nan=False).encode()
+def _encoded(metadata: Any) -> bytes:
+    try:
+        encoded = json.dumps(metadata, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        msg = f"metadata cannot be encoded as JSON ({error}); convert it to text first"
+        raise ParameterError(msg) from error
+    if len(encoded) > _MOST_METADATA:
+        msg = f"metadata of a span must take at most 1 MiB, but takes {len(encoded):,} bytes"
+        raise ParameterError(f"{msg}; store larger metadata elsewhere")
+    return encoded
 
 
 def _can_hold(dtype: np.dtype[Any], values: NDArray[Any]) -> bool:

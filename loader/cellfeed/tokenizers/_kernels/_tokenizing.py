@@ -352,7 +352,7 @@ def _gather(
     Parameters
     ----------
     values, columns
-        A row, and its columns; these are empty if it is dense.
+        A row, and its columns.
     table
         See `rank_rows`.
     found, places, tokens, weights
@@ -363,15 +363,9 @@ def _gather(
     The number of these values; that of values other than 0 of unknown genes, -1 if a value is
     negative or not finite; and the sum of all values.
     """
-    n, n_failing, total = 0, 0, 0.0
-    if columns.size or not values.size:
-        n = values.size
-        for i in range(n):
-            found[i], places[i] = values[i], columns[i]
-    else:
-        for i in range(values.size):
-            found[n], places[n] = values[i], i
-            n += values[i] != 0
+    n, n_failing, total = values.size, 0, 0.0
+    for i in range(n):
+        found[i], places[i] = values[i], columns[i]
     for i in range(n):
         n_failing += not ((found[i] >= 0.0) & (found[i] < np.inf))
         total = add_unordered(total, found[i])
@@ -422,7 +416,7 @@ def rank_rows(
     Parameters
     ----------
     values, columns, pointers
-        Rows in CSR form, with distinct columns in each; columns are empty if rows are dense.
+        Rows in CSR form, with distinct columns in each.
     table
         For each column its token, int32, -1 if unknown, in the upper half of a word; and in the
         lower, the bits of the reciprocal of its median, float32.
@@ -445,8 +439,9 @@ def rank_rows(
     tokens, weights, n_unknown = np.empty(most, np.int32), np.empty(most, np.uint32), 0
     for row in range(lengths.size):
         own = slice(np.int64(pointers[row]), np.int64(pointers[row + 1]))
-        of_row = columns[own] if columns.size else columns
-        n, unknown, total = _gather(values[own], of_row, table, found, places, tokens, weights)
+        n, unknown, total = _gather(
+            values[own], columns[own], table, found, places, tokens, weights
+        )
         if unknown < 0:
             return -1 - row
         n_unknown += unknown
@@ -508,8 +503,7 @@ def bin_rows(
     of_all = np.empty(known.size, np.float64)
     for row in range(lengths.size):
         own = slice(np.int64(pointers[row]), np.int64(pointers[row + 1]))
-        of_row = columns[own] if columns.size else columns
-        n, unknown, _ = _gather(values[own], of_row, table, found, places, tokens, weights)
+        n, unknown, _ = _gather(values[own], columns[own], table, found, places, tokens, weights)
         if unknown < 0:
             return -1 - row
         n_unknown += unknown

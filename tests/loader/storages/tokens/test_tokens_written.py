@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import pickle
 import re
 import shutil
 import warnings
@@ -56,6 +55,7 @@ def test_nothing_is_written_of_what_is_refused(tmp_path):
         writer.append([1, 2], obs={"kind": "a"})
         for wrong in (
             {"metadata": object()},
+            {"metadata": float("nan")},
             {"obs": {"kind": 1.0}},
             {"obs": {"other": "a"}},
             {"metadata": "x" * 2**21},
@@ -124,7 +124,6 @@ def test_a_shard_is_there_once(tmp_path):
         ("uint16", {"obs": ["a"]}, "give `documents=True`"),
         ("uint16", {"obs": [dict], "documents": True}, "`obs` must be a list of names, but got"),
         ("uint16", {"obs": "a", "documents": True}, "`obs` must be a list of names, but got 'a'"),
-        ("uint16", {"encoder": bytes}, "`encoder` and `encoding` must be given together"),
         ("uint16", {"block": 0}, "`block >= 1` must hold"),
     ],
 )
@@ -150,32 +149,14 @@ def test_big_endian_and_padded_dtypes_are_stored_packed(tmp_path):
     assert cells.tolist() == tokens.tolist()
 
 
-def test_the_user_s_own_encoding(tmp_path):
-    def encoder(text):
-        return text[::-1].encode()
-
-    writer = TokenStreamWriter(tmp_path, "uint16", encoder=encoder, encoding="reversed")
-    with writer:
-        writer.append([1, 2], metadata="ab")
-    rows = open_collection(TokenStream(tmp_path, 2), elements=ALL)[:]
-    with pytest.raises(ParameterError, match="encoded as 'reversed'; give its `decoder`"):
-        TokenStream(tmp_path, 2).spans(rows)
-    ((span,),) = TokenStream(tmp_path, 2, decoder=lambda data: data.decode()[::-1]).spans(rows)
-    assert span.metadata == "ab"
-
-
-def test_nothing_is_unpickled(tmp_path, monkeypatch):
-    class Trap:
-        def __reduce__(self):
-            return os._exit, (1,)
-
-    def encoder(metadata):
-        return pickle.dumps(metadata)
-
-    with TokenStreamWriter(tmp_path, "uint16", encoder=encoder, encoding="json") as writer:
-        writer.append([1, 2], metadata=Trap())
+def test_metadata_that_is_no_json(tmp_path):
+    """It is never unpickled."""
+    write(tmp_path, shard="a")
+    (tmp_path / "a.tokens" / "metadata.bin").write_bytes(b"\x80.\xff")
     stream = TokenStream(tmp_path, 2)
-    with pytest.raises(ValueError, match=r"codec can't decode|Expecting value"):
+    with pytest.raises(
+        FormatError, match=r"metadata of spans cannot be read .*; a shard is damaged"
+    ):
         stream.spans(open_collection(stream, elements=ALL)[:])
 
 
@@ -284,8 +265,6 @@ def test_numbers_that_cannot_be(shard, name):
                 read_all(shard.parent)
             except CellfeedError as error:
                 assert "\n" not in str(error)  # noqa: PT017
-            except ValueError:  # metadata of other bytes is not JSON
-                assert name == "spans.bin"
 
 
 def test_a_url_is_no_local_folder(tmp_path, monkeypatch):
