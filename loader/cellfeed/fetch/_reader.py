@@ -59,10 +59,8 @@ class Requests:
 
     def begin(self) -> None:
         """Announce the reads to the system, and start the requests, without waiting."""
-        if self._local:
-            ChunkReads.advise(self._local)
-        if self._stored.n_chunks:
-            self._pending += self._stored.readahead()
+        for each in (*self._local, self._stored):
+            self._pending += each.readahead()
         self._pending += [part.stored.expect(part.runs) for part in self._parts]
 
     def cancel(self) -> None:
@@ -399,7 +397,7 @@ class Reader:
         # Values are transformed in place, and only whole rows can be: a row may have chunks in both
         # parts. Duplicates must be summed before they are transformed.
         first_reads, other_reads = divide_reads(reads.without_steps(), is_first)
-        first_ascend = first_reads.run(bases, self._decoder).ascending
+        first_ascend = first_reads.run(bases, self._decoder)
 
         def finished(which: slice, *, ascending: bool) -> Iterator[Cells]:
             bounds = planned.bounds[which.start : None if which.stop is None else which.stop + 1]
@@ -413,7 +411,7 @@ class Reader:
             return self._delivered(replace(planned, bounds=bounds), own, own_memory, distinct)
 
         def remaining() -> Iterator[Cells]:
-            others_ascend = other_reads.run(bases, self._decoder).ascending
+            others_ascend = other_reads.run(bases, self._decoder)
             return finished(slice(1, None), ascending=first_ascend and others_ascend)
 
         first = finished(slice(0, 1), ascending=first_ascend)
@@ -424,7 +422,7 @@ class Reader:
         self, layouts: Mapping[str, RowLayout], bases: NDArray[np.int64], reads: ChunkReads
     ) -> bool:
         """Fill memory; return whether the columns of each sparse row ascend strictly."""
-        ordered = reads.run(bases, self._decoder).ascending
+        ordered = reads.run(bases, self._decoder)
         for each in layouts.values():
             for place in each.placed:
                 with self._counters.wall_time(Counter.LIBRARY):
@@ -517,7 +515,9 @@ class Reader:
 
     def read_bytes(self, planned: PlannedRead) -> int:
         """Read the bytes of the chunks of a fetch and discard them; return how many there are."""
-        return planned.chunks.without_decoding().decompress(self._decoder).n_bytes
+        before = self._counters.values[Counter.BYTES_READ]
+        planned.chunks.without_decoding().decompress(self._decoder)
+        return int(self._counters.values[Counter.BYTES_READ] - before)
 
     def decompress(self, planned: PlannedRead) -> None:
         """Read and decompress the chunks of a fetch, without placing rows."""

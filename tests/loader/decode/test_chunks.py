@@ -5,7 +5,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cellfeed import FormatError, ParameterError
 from cellfeed.bytes._buffers import BufferPool, destination
-from cellfeed.decode import ChunkReads, Decoder, Pieces, can_cast
+from cellfeed.decode import ChunkReads, Counter, Decoder, Pieces, can_cast
 from cellfeed.decode import _kernels as kernels
 from cellfeed.decode._array import plan_ranges, plan_rows
 from cellfeed.decode._kernels import _fields as fields
@@ -99,16 +99,26 @@ def read(array, ranges, dtype=None, num_threads=1, index_limit=-1, verify="first
     pool = GuardedPool()
     buffer = pool.acquire(int(counts.sum()) * dtype.itemsize)
     reads = array.reads_of_ranges(starts, counts, places, dtype, index_limit=index_limit)
-    done = run(reads, [buffer], num_threads, verify)
+    done = run(reads, [buffer.address], num_threads, verify)
     pool.check()
     return buffer.array(dtype, int(counts.sum())).copy(), done
 
 
-def run(reads, buffers, num_threads=1, verify="first"):
-    bases = np.array([buffer.address for buffer in buffers], np.int64)
+class Done(NamedTuple):
+    """What a decoder has done."""
+
+    n_bytes: int
+    n_chunks: int
+    n_decompressed: int
+    ascending: bool
+
+
+def run(reads, addresses, num_threads=1, verify="first"):
     with ThreadPoolExecutor(num_threads) as threads:
-        own = threads if num_threads > 1 else None
-        return reads.run(bases, Decoder(own, num_threads, verify=verify))
+        decoder = Decoder(threads if num_threads > 1 else None, num_threads, verify=verify)
+        ascending = reads.run(np.array(addresses, np.int64), decoder)
+    counted = (Counter.BYTES_READ, Counter.CHUNKS, Counter.BYTES_DECOMPRESSED)
+    return Done(*(int(decoder.counters.values[each]) for each in counted), ascending)
 
 
 class TestPlanOfRanges:
@@ -269,7 +279,8 @@ class TestReads:
             places = destination(np.array([k]), np.zeros(1, np.int64))
             every = np.zeros(1, np.int64), np.array([n], np.int64)
             parts.append(array.reads_of_ranges(*every, places, np.dtype(np.float32)))
-        done = run(ChunkReads.concatenate(parts), buffers, num_threads=2)
+        addresses = [buffer.address for buffer in buffers]
+        done = run(ChunkReads.concatenate(parts), addresses, num_threads=2)
         pool.check()
         assert done.n_chunks == 8 + 3 + 5
         for array, buffer in zip(arrays, buffers, strict=True):
