@@ -23,8 +23,8 @@ from cellfeed._errors import ColumnError, FormatError, ParameterError
 from cellfeed._lazy import pd
 from cellfeed._runs import Runs, expand
 from cellfeed.bytes import Identity, Location, appeared, identity, removed, replaced
+from cellfeed.bytes._store import FolderFiles, files_below
 from cellfeed.decode import ChunkedArray, ChunkReads, RowRanges, SlowRead, can_cast
-from cellfeed.decode._files import FolderFiles, files_below
 from cellfeed.machine import threads_per_process
 from cellfeed.rows import (
     Chunks,

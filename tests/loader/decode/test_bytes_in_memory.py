@@ -19,9 +19,9 @@ from tests.loader.decode.test_chunks import run
 from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 
 from cellfeed import FormatError
+from cellfeed.bytes._store import FolderFiles
 from cellfeed.bytes._tables import CachedTables
 from cellfeed.decode import ChunkReads
-from cellfeed.decode._files import ZarrFiles
 from cellfeed.decode._hdf5 import hdf5_array, hdf5_tables
 from cellfeed.decode._zarr import zarr_array, zarr_layout
 from cellfeed.sources import Arrival, ByteStore, Location
@@ -96,7 +96,7 @@ def zarr_of(path, **options):
 def zarr_on_disk(path):
     array = zarr.create_array(path, data=VALUES, chunks=(300,))
     layout: Any = zarr_layout(array.metadata.to_dict())
-    files = ZarrFiles(path, layout, lambda: None)
+    files = FolderFiles(path, layout.file_names, 0, stay_open=False)
     return zarr_array(layout, files, "x", no_tables(path), lost_is_zero=False)
 
 
