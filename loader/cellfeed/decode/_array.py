@@ -18,9 +18,7 @@ from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._codecs import LZF, STORED, ZARR_CODECS
 from cellfeed.decode._placing import (
     SelectedElements,
-    ValueSteps,
     array_row,
-    locate_pieces,
 )
 from cellfeed.decode._reads import ChunkReads, chunk_table
 
@@ -491,7 +489,6 @@ class ChunkedArray:
         *,
         index_limit: int = -1,
         column_map: NDArray[np.int32] | None = None,
-        steps: ValueSteps | None = None,
     ) -> ChunkReads:
         """Return the reads for ranges of a one-dimensional array.
 
@@ -508,8 +505,6 @@ class ChunkedArray:
         column_map
             New index of each column, none of which is left out, int32, shape (index_limit,);
             without an index limit, ranges are dense rows, and it is as in `reads_of_rows`.
-        steps
-            Transforms of the values of each range, as a row.
         """
         plan, crossings = plan_ranges(
             starts, counts, destinations, self.chunk_shape[0], out_dtype.itemsize
@@ -520,12 +515,7 @@ class ChunkedArray:
         row = array_row(
             self.dtype, out_dtype, index_limit=index_limit, placing=placing, column_map=column_map
         )
-        pieces: object = None
-        if steps is not None:
-            row[fields.PLACING] = fields.TRANSFORMED
-            row[[fields.STEPS, fields.NUMBERS, fields.N_STEPS]] = steps.located
-            pieces = locate_pieces(plan.segments)
-        reads = self._reads(plan, row, (column_map, steps, pieces))
+        reads = self._reads(plan, row, column_map)
         if index_limit < 0:
             return reads
         return replace(reads, crossings={out_dtype.itemsize: crossings})
@@ -629,7 +619,7 @@ class ChunkedArray:
         if not self.is_decoded_whole:
             placing = int(array[fields.PLACING])
             kernels.trim(offsets, sizes, plan.firsts, plan.segments, self.dtype.itemsize, placing)
-        table, in_use = chunk_table(
+        table, open_files = chunk_table(
             self.files,
             located.files,
             offsets,
@@ -656,8 +646,8 @@ class ChunkedArray:
             chunks=table,
             segments=plan.segments,
             owners=(self,) * len(arrays),
-            files=(in_use,),
-            keep_alive=(tables, self.checked),
+            files=((self.files, located.files),),
+            keep_alive=(tables, self.checked, open_files),
         )
 
     def describe(self, chunk: int) -> str:
@@ -833,7 +823,7 @@ class RowRanges:
             Dtype at the destinations.
         """
         extents, itemsize = self.extents(rows), self.dtype.itemsize
-        chunks, in_use = chunk_table(
+        chunks, open_files = chunk_table(
             self.files,
             extents.files,
             extents.firsts * itemsize,
@@ -853,7 +843,8 @@ class RowRanges:
             chunks=chunks,
             segments=segments,
             owners=(self,),
-            files=(in_use,),
+            files=((self.files, extents.files),),
+            keep_alive=(open_files,),
         )
 
     def describe(self, chunk: int) -> str:

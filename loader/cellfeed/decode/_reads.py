@@ -161,23 +161,6 @@ def _check_own_files(
 _CACHE_BYTES = 1 << 24  # more than this is out of the cache before it is used
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FilesInUse:
-    """Files that are read, and what must exist until they have been.
-
-    Parameters
-    ----------
-    store, files
-        The store, and the number of the file of each chunk, int64, shape (n_chunks,).
-    keep_alive
-        The object that must exist.
-    """
-
-    store: ByteStore
-    files: NDArray[np.int64]
-    keep_alive: object
-
-
 def chunk_table(
     store: ByteStore,
     files: NDArray[np.int64],
@@ -187,8 +170,8 @@ def chunk_table(
     firsts: NDArray[np.int64],
     n_segments: int,
     flags: NDArray[np.int64] | int = 0,
-) -> tuple[NDArray[np.int64], FilesInUse]:
-    """Return the kernels' table of chunks, and the files that it refers to.
+) -> tuple[NDArray[np.int64], object]:
+    """Return the kernels' table of chunks, and an object that must exist while they are read.
 
     Parameters
     ----------
@@ -214,7 +197,7 @@ def chunk_table(
     table[:, fields.FIRST_SEGMENT] = firsts
     table[:-1, fields.END_SEGMENT] = firsts[1:]
     table[-1:, fields.END_SEGMENT] = n_segments
-    return table, FilesInUse(store, files, keep_alive)
+    return table, keep_alive
 
 
 class Owner(Protocol):
@@ -243,9 +226,10 @@ class ChunkReads:
     crossings
         Addresses at which the column indices of a row continue from another chunk, by itemsize.
     files
-        The files of the chunks.
+        Numbers of the files of chunks, int64, with their stores.
     keep_alive
-        Objects that must exist while chunks are decoded: tables whose addresses are used.
+        Objects that must exist while chunks are decoded: open files, and tables whose addresses are
+        used.
     """
 
     arrays: NDArray[np.int64]
@@ -253,7 +237,7 @@ class ChunkReads:
     segments: NDArray[np.int64]
     owners: tuple[Owner, ...]
     crossings: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
-    files: tuple[FilesInUse, ...] = ()
+    files: tuple[tuple[ByteStore, NDArray[np.int64]], ...] = ()
     keep_alive: tuple[object, ...] = ()
 
     @staticmethod
@@ -304,12 +288,6 @@ class ChunkReads:
         chunks = self.chunks.copy()
         chunks[:, [fields.FIRST_SEGMENT, fields.END_SEGMENT]] = 0
         return replace(self, chunks=chunks, segments=self.segments[:0], crossings={})
-
-    def without_steps(self) -> "ChunkReads":
-        """Return the same reads without transforming values."""
-        arrays = self.arrays.copy()
-        arrays[arrays[:, fields.PLACING] == fields.TRANSFORMED, fields.PLACING] = fields.COPIED
-        return replace(self, arrays=arrays)
 
     def without_decoding(self) -> "ChunkReads":
         """Return the same reads without decoding the stored bytes."""
@@ -433,7 +411,8 @@ class ChunkReads:
 
         shares = np.linspace(0, row_firsts.size, decoder.num_threads, endpoint=False).astype(int)
         begins = np.unique(row_firsts[shares]).tolist() if row_firsts.size else []
-        ascending = all(decoder.map(gather, [*pairwise([*begins, len(segments)])]))
+        in_turn = map if decoder.threads is None else decoder.threads.map
+        ascending = all([*in_turn(gather, pairwise([*begins, len(segments)]))])
         return SelectedElements(starts, columns, positions, ascending)
 
     def _decode(
@@ -521,8 +500,8 @@ class ChunkReads:
 
     def _check_files(self) -> None:
         """Check that no file has changed while it was read."""
-        for each in self.files:
-            each.store.check_files(each.files)
+        for store, files in self.files:
+            store.check_files(files)
 
     @property
     def _stores(self) -> list[ByteStore]:

@@ -232,6 +232,7 @@ class ByElement:
     elements: Mapping[str, Any]
     obs: Mapping[str, Any]
     rows: Any
+    obs_names: Any
     controls: Any
     neighbors: Any
 
@@ -358,9 +359,6 @@ class RowTarget:
         """Dtype of the values."""
         return self.dtypes[-1]
 
-    def __len__(self) -> int:
-        return len(self.lengths)
-
     def __getitem__(self, rows: slice | NDArray[np.intp]) -> RowTarget:
         own = [each[rows] for each in self.destinations]
         return replace(self, lengths=self.lengths[rows], destinations=own)
@@ -406,10 +404,10 @@ class RowTarget:
             self._check_lengths(rows.lengths)
         else:
             n_columns, row_size = int(lengths.max(initial=0)), math.prod(rows.shape[1:])
-            if len(rows) != len(self) or (len(self) and row_size > n_columns):
-                msg = f"expected rows of shape {(len(self), n_columns)}, but got {rows.shape}"
+            if len(rows) != lengths.size or (lengths.size and row_size > n_columns):
+                msg = f"expected rows of shape {(lengths.size, n_columns)}, but got {rows.shape}"
                 raise ValueError(msg)
-            lengths = np.full(len(self), row_size, np.int64)
+            lengths = np.full(lengths.size, row_size, np.int64)
             starts, values = np.cumsum(lengths) - lengths, rows.reshape(-1)
         place_elements(values, starts, lengths, self.destinations[-1], self.dtype)
         return ascending
@@ -463,12 +461,6 @@ class Group:
     row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
     data_start: int = 0
-
-    @staticmethod
-    def dense(n_rows: int, n_columns: int, dtype: np.dtype[Any]) -> Group:
-        """Return a group of dense rows."""
-        pointers = np.arange(n_rows + 1) * n_columns
-        return Group(layout="dense", pointers=pointers, row_shape=(n_columns,), dtype=dtype)
 
     @property
     def n_elements(self) -> int:

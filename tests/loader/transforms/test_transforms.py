@@ -28,7 +28,6 @@ from cellfeed import (
     Streaming,
     open_collection,
 )
-from cellfeed.fetch import Reader
 from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Transform
 
 NORMALIZED = [NormalizeTotal(1e4), Log1p()]
@@ -396,14 +395,6 @@ class TestHowRowsCome:
             dataset = normalized(path)
             for each in (dataset, pickle.loads(pickle.dumps(dataset))):
                 assert np.array_equal(delivered(each, 63, 11), reference)
-
-    def test_nothing_is_left_to_be_transformed_after_decoding(self, plates):
-        collection = open_collection(plates)
-        with Reader(collection, transforms={"X": [Log1p()]}) as reader:
-            planned = reader.plan(np.arange(40), np.random.default_rng(1).permutation(40), 8)
-        layout = planned.elements["X"].row_layout
-        assert layout is not None
-        assert layout.is_transformed
 
     def test_totals_are_of_the_genes_that_are_delivered(self, plates, in_memory):
         genes = ["gene7", "gene2", "gene3"]
