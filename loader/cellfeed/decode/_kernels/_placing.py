@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._compiled import compiled, compiled_callback
+from cellfeed._compiled import compiled
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._fields import Ints
 from cellfeed.decode._kernels._native import (
@@ -262,7 +262,7 @@ def _look_up_pages(segments_at: int, n_segments: int, array: Ints) -> None:
             prefetch(target + page)
 
 
-@compiled_callback(PLACING_SIGNATURE)
+@compiled(PLACING_SIGNATURE, callback=True)
 def _copy(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Copy or cast elements of a chunk contiguously."""
     array = elements(array_at, np.int64)
@@ -316,7 +316,7 @@ def _place_piece(segment: Ints, source: int, target: int, array: Ints) -> None:
         _apply_steps(row, piece[fields.ROW_ELEMENTS], array)
 
 
-@compiled_callback(PLACING_SIGNATURE)
+@compiled(PLACING_SIGNATURE, callback=True)
 def _transform(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place values of sparse rows, and transform them while they are in the cache."""
     array = elements(array_at, np.int64)

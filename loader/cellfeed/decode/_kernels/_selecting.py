@@ -9,10 +9,9 @@ Values are decoded last, and only selected ones are touched (`plan_selected`, `p
 from typing import Any
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
-from cellfeed._compiled import compiled, compiled_callback
+from cellfeed._compiled import compiled
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._fields import Ints
 from cellfeed.decode._kernels._native import (
@@ -210,7 +209,7 @@ def _sort_rows(
 # A function that places elements takes the address of a chunk's elements; of its segments, their
 # number, the row of its array and the report; of `scratch_bytes` of memory; and 1 if the elements
 # may be changed in place, else 0. It returns 0, or a failure.
-PLACING_SIGNATURE = types.int64(*[types.int64] * 7)
+PLACING_SIGNATURE = f"int64({', '.join(['int64'] * 7)})"
 
 
 @compiled(
@@ -232,7 +231,7 @@ def _renumber(indices: NDArray[Any], n: int, columns: NDArray[np.int32], limit: 
     return ascending
 
 
-@compiled_callback(PLACING_SIGNATURE)
+@compiled(PLACING_SIGNATURE, callback=True)
 def renumber(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place column indices, renumbered to the collection's columns."""
     array = elements(array_at, np.int64)
@@ -308,7 +307,7 @@ def _list_selected(
         listed[j] = (np.int64(columns[indices[i]]) << 32) | (within + i)
 
 
-@compiled_callback(PLACING_SIGNATURE)
+@compiled(PLACING_SIGNATURE, callback=True)
 def select(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """List the selected elements of each segment.
 
@@ -404,7 +403,7 @@ def _copy_one(target: int, source: int, k: int, itemsize: int) -> None:
         copy_bytes(target + k * itemsize, source, itemsize)
 
 
-@compiled_callback(PLACING_SIGNATURE)
+@compiled(PLACING_SIGNATURE, callback=True)
 def pick(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place the selected values contiguously; ``scratch`` has room for those that are cast."""
     array = elements(array_at, np.int64)
@@ -422,7 +421,7 @@ def pick(source, segments_at, n_segments, array_at, report_at, scratch, may_chan
     return 0
 
 
-@compiled_callback(PLACING_SIGNATURE)
+@compiled(PLACING_SIGNATURE, callback=True)
 def spread(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place the elements of dense rows, each in its column of the collection."""
     array = elements(array_at, np.int64)
