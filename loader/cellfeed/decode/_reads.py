@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -305,7 +305,7 @@ class ChunkReads:
     owners
         The array of each row of ``arrays``.
     crossings
-        Addresses at which the column indices of a row continue from another chunk, by itemsize.
+        Addresses at which the column indices of a row continue from another chunk, int64.
     files
         The files of the chunks.
     keep_alive
@@ -316,7 +316,7 @@ class ChunkReads:
     chunks: NDArray[np.int64]
     segments: NDArray[np.int64]
     owners: tuple[Owner, ...]
-    crossings: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    crossings: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     files: tuple[FilesInUse, ...] = ()
     keep_alive: tuple[object, ...] = ()
 
@@ -353,11 +353,7 @@ class ChunkReads:
             arrays=np.concatenate([part.arrays for part in parts]),
             chunks=chunks,
             segments=np.concatenate([part.segments for part in parts]),
-            crossings={
-                itemsize: np.concatenate([part.crossings[itemsize] for part in having])
-                for itemsize in (4, 8)
-                if (having := [part for part in parts if itemsize in part.crossings])
-            },
+            crossings=np.concatenate([part.crossings for part in parts]),
             owners=tuple(owner for part in parts for owner in part.owners),
             files=tuple(some for part in parts for some in part.files),
             keep_alive=tuple(thing for part in parts for thing in part.keep_alive),
@@ -367,7 +363,9 @@ class ChunkReads:
         """Return the same reads without placing elements; so that they can be prefetched."""
         chunks = self.chunks.copy()
         chunks[:, [fields.FIRST_SEGMENT, fields.END_SEGMENT]] = 0
-        return replace(self, chunks=chunks, segments=self.segments[:0], crossings={})
+        return replace(
+            self, chunks=chunks, segments=self.segments[:0], crossings=self.crossings[:0]
+        )
 
     def without_steps(self) -> "ChunkReads":
         """Return the same reads without transforming values."""
@@ -459,9 +457,8 @@ class ChunkReads:
         segments[:, fields.TO] = bind(segments[:, fields.TO], bases)
         n_bytes, report = self._decode(self.arrays.copy(), segments, decoder or Decoder())
         ascending = bool(report[fields.ASCENDING])
-        for itemsize, destinations in self.crossings.items():
-            addresses = bind(destinations, bases)
-            ascending = ascending and bool(kernels.crossings_ascend(addresses, itemsize))
+        if self.crossings.size:
+            ascending &= bool(kernels.crossings_ascend(bind(self.crossings, bases)))
         return DecodeResult(n_bytes, self.n_chunks, int(report[fields.DECOMPRESSED]), ascending)
 
     def decompress(self, decoder: Decoder) -> DecodeResult:
@@ -647,10 +644,7 @@ def _placed_for_each(alike: Sequence[ChunkReads]) -> ChunkReads:
         first,
         chunks=chunks,
         segments=segments.reshape(-1, fields.N_SEGMENT_COLUMNS),
-        crossings={
-            itemsize: np.concatenate([each.crossings[itemsize] for each in alike])
-            for itemsize in first.crossings
-        },
+        crossings=np.concatenate([each.crossings for each in alike]),
         files=tuple(some for each in alike for some in each.files),
         keep_alive=tuple(thing for each in alike for thing in each.keep_alive),
     )

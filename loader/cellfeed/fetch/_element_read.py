@@ -109,7 +109,7 @@ class PartRows:
         if self.chunks is None:
             return []
         nowhere = np.zeros(self.part.rows.size, np.int64)
-        dtypes = [np.dtype(np.int64), self.chunks.dtype]
+        dtypes = [np.dtype(np.int32), self.chunks.dtype]
         target = RowTarget(lengths=nowhere, destinations=[nowhere, nowhere], dtypes=dtypes)
         reads, _ = self.reads_and_placements(target, None)
         return reads if self.indices is None else [self.indices, reads[-1]]

@@ -292,8 +292,7 @@ class SparseChunks(ABC):
         steps
             Transforms of the values of rows that are one extent each.
         """
-        size = target.dtypes[0].itemsize
-        destinations = extents.destinations(target.destinations[0], size)
+        destinations = extents.destinations(target.destinations[0], target.dtypes[0].itemsize)
         indices = self.indices.reads_of_ranges(
             extents.in_indices,
             extents.counts,
@@ -303,8 +302,8 @@ class SparseChunks(ABC):
             column_map=column_map,
         )
         if extents.within is not None:
-            crossings = [indices.crossings[size], destinations[extents.within > 0]]
-            indices = replace(indices, crossings={size: np.concatenate(crossings)})
+            crossings = [indices.crossings, destinations[extents.within > 0]]
+            indices = replace(indices, crossings=np.concatenate(crossings))
         data = self.data.reads_of_ranges(
             extents.firsts,
             extents.counts,

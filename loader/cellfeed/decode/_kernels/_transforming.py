@@ -269,14 +269,6 @@ def step_applier(itemsize: int) -> int:
     return int((_apply_to_floats if itemsize == 4 else _apply_to_doubles).address)
 
 
-@compiled("int64(int64, int64, int64)", inner=True)
-def _pointer_at(pointers: int, itemsize: int, row: int) -> int:
-    """Return an entry of a row pointer."""
-    if itemsize == 4:
-        return int(elements(pointers, np.int32)[row])
-    return int(elements(pointers, np.int64)[row])
-
-
 def transform_rows(
     groups: Ints,
     rows: Ints,
@@ -291,8 +283,8 @@ def transform_rows(
     ----------
     groups
         A table of rows that are stored together: number of the first row, address of the values,
-        number of values per row if dense, and address of the row pointer, with its itemsize, if
-        sparse. The first column of an additional last row marks the end.
+        number of values per row if dense, and address of the int32 row pointer if sparse. The first
+        column of an additional last row marks the end.
     rows
         Numbers of the rows to transform, ascending.
     itemsize
@@ -331,10 +323,11 @@ def _transform_rows(
                 g += 1
             group = row_of(groups_at, g, fields.N_GROUP_COLUMNS)
             number, n = rows[i] - group[fields.FIRST_ROW], group[fields.ROW_LENGTH]
-            start, pointers = number * n, group[fields.POINTERS]
-            if group[fields.POINTER_ITEMSIZE]:
-                start = _pointer_at(pointers, group[fields.POINTER_ITEMSIZE], number)
-                n = _pointer_at(pointers, group[fields.POINTER_ITEMSIZE], number + 1) - start
+            start = number * n
+            if group[fields.POINTERS]:
+                pointers = elements(group[fields.POINTERS], np.int32)
+                start = np.int64(pointers[number])
+                n = np.int64(pointers[number + 1]) - start
             row = group[fields.VALUES] + start * itemsize
             for k in range(n_steps):
                 call(apply, (row, n, kinds[k], numbers_at + 8 * k, numbers_at + 8 * n_steps, k))
