@@ -501,7 +501,7 @@ class ChunkedArray:
         out_dtype
             Dtype at the destinations.
         index_limit
-            If not negative, elements are column indices, which must be below it.
+            If not negative, elements are column indices, which must be below it, and become int32.
         column_map
             New index of each column, none of which is left out, int32, shape (index_limit,);
             without an index limit, ranges are dense rows, and it is as in `reads_of_rows`.
@@ -518,7 +518,7 @@ class ChunkedArray:
         reads = self._reads(plan, row, column_map)
         if index_limit < 0:
             return reads
-        return replace(reads, crossings={out_dtype.itemsize: crossings})
+        return replace(reads, crossings=crossings)
 
     def reads_of_rows(
         self,
@@ -565,13 +565,10 @@ class ChunkedArray:
         column_map
             New index of each column, -1 to leave it out, int32, shape (n_columns,).
         """
-        # Compiled code knows these two; an index that does not fit becomes one out of bounds.
-        known = self.dtype in (np.int32, np.int64)
-        out_dtype = self.dtype if known else np.dtype(np.int64)
         is_selected = (column_map >= 0).view(np.uint8)
         row = array_row(
             self.dtype,
-            out_dtype,
+            np.dtype(np.int32),
             index_limit=len(column_map),
             placing=fields.SELECTED,
             column_map=column_map,

@@ -84,6 +84,7 @@ def array_row(
     placing, column_map
         How elements are placed, and the new index of each column; the map must outlive the row.
     """
+    assert index_limit < 0 or out_dtype == np.int32  # noqa: S101 - all that compiled code checks
     row = np.zeros(fields.N_ARRAY_COLUMNS, np.int64)
     row[fields.CODEC] = STORED
     row[fields.ITEMSIZE] = dtype.itemsize
@@ -163,15 +164,14 @@ class RowGroup(NamedTuple):
         Address of the first value.
     row_length
         Number of values in each row, if they are dense.
-    pointers, pointer_itemsize
-        Address of the row pointers, and bytes of each, if they are sparse.
+    pointers
+        Address of the row pointers, int32, if they are sparse.
     """
 
     n_rows: int
     values: int
     row_length: int = 0
     pointers: int = 0
-    pointer_itemsize: int = 0
 
 
 class ValueSteps:

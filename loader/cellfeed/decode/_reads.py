@@ -1,7 +1,7 @@
 """Chunks to read and the destinations of their elements, processed by several threads."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -224,7 +224,7 @@ class ChunkReads:
     owners
         The array of each row of ``arrays``.
     crossings
-        Addresses at which the column indices of a row continue from another chunk, by itemsize.
+        Addresses at which the column indices of a row continue from another chunk, int64.
     files
         Numbers of the files of chunks, int64, with their stores.
     keep_alive
@@ -236,7 +236,7 @@ class ChunkReads:
     chunks: NDArray[np.int64]
     segments: NDArray[np.int64]
     owners: tuple[Owner, ...]
-    crossings: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    crossings: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     files: tuple[tuple[ByteStore, NDArray[np.int64]], ...] = ()
     keep_alive: tuple[object, ...] = ()
 
@@ -273,11 +273,7 @@ class ChunkReads:
             arrays=np.concatenate([part.arrays for part in parts]),
             chunks=chunks,
             segments=np.concatenate([part.segments for part in parts]),
-            crossings={
-                itemsize: np.concatenate([part.crossings[itemsize] for part in having])
-                for itemsize in (4, 8)
-                if (having := [part for part in parts if itemsize in part.crossings])
-            },
+            crossings=np.concatenate([part.crossings for part in parts]),
             owners=tuple(owner for part in parts for owner in part.owners),
             files=tuple(some for part in parts for some in part.files),
             keep_alive=tuple(thing for part in parts for thing in part.keep_alive),
@@ -287,7 +283,9 @@ class ChunkReads:
         """Return the same reads without placing elements; so that they can be prefetched."""
         chunks = self.chunks.copy()
         chunks[:, [fields.FIRST_SEGMENT, fields.END_SEGMENT]] = 0
-        return replace(self, chunks=chunks, segments=self.segments[:0], crossings={})
+        return replace(
+            self, chunks=chunks, segments=self.segments[:0], crossings=self.crossings[:0]
+        )
 
     def without_decoding(self) -> "ChunkReads":
         """Return the same reads without decoding the stored bytes."""
@@ -364,10 +362,10 @@ class ChunkReads:
         segments = self.segments.copy()
         segments[:, fields.TO] = bind(segments[:, fields.TO], bases)
         report = self._decode(self.arrays.copy(), segments, decoder or Decoder())
-        return bool(report[fields.ASCENDING]) and all(
-            kernels.crossings_ascend(bind(destinations, bases), itemsize)
-            for itemsize, destinations in self.crossings.items()
-        )
+        ascending = bool(report[fields.ASCENDING])
+        if self.crossings.size:
+            ascending &= bool(kernels.crossings_ascend(bind(self.crossings, bases)))
+        return ascending
 
     def decompress(self, decoder: Decoder) -> None:
         """Read and decompress everything, without placing; see `run`."""
@@ -555,10 +553,7 @@ def _placed_for_each(alike: Sequence[ChunkReads]) -> ChunkReads:
         first,
         chunks=chunks,
         segments=segments.reshape(-1, fields.N_SEGMENT_COLUMNS),
-        crossings={
-            itemsize: np.concatenate([each.crossings[itemsize] for each in alike])
-            for itemsize in first.crossings
-        },
+        crossings=np.concatenate([each.crossings for each in alike]),
         files=tuple(some for each in alike for some in each.files),
         keep_alive=tuple(thing for each in alike for thing in each.keep_alive),
     )

@@ -237,7 +237,7 @@ class Part:
         if self.chunks is None:
             return []
         nowhere = np.zeros(self.rows.size, np.int64)
-        dtypes = [np.dtype(np.int64), self.chunks.dtype]
+        dtypes = [np.dtype(np.int32), self.chunks.dtype]
         target = RowTarget(lengths=nowhere, destinations=[nowhere, nowhere], dtypes=dtypes)
         reads, _ = self.reads_and_placements(target)
         return reads if self.indices is None else [self.indices, reads[-1]]

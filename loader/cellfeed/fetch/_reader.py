@@ -667,11 +667,8 @@ def divide_reads(reads: ChunkReads, is_first: NDArray[np.bool_]) -> tuple[ChunkR
         chunks, ends = table[are_in], np.cumsum(n_segments[are_in])
         chunks[:, fields.FIRST_SEGMENT] = ends - n_segments[are_in]
         chunks[:, fields.END_SEGMENT] = ends
-        crossings = {
-            itemsize: addresses[is_first[groups_of(addresses)] == first]
-            for itemsize, addresses in reads.crossings.items()
-        }
         own = segments[np.repeat(are_in, n_segments)]
+        crossings = reads.crossings[is_first[groups_of(reads.crossings)] == first]
         return replace(reads, chunks=chunks, segments=own, crossings=crossings)
 
     return part(first=True), part(first=False)

@@ -287,8 +287,7 @@ class SparseChunks(ABC):
         column_map
             New index of each stored column, none of which is left out; None if they do not change.
         """
-        size = target.dtypes[0].itemsize
-        destinations = extents.destinations(target.destinations[0], size)
+        destinations = extents.destinations(target.destinations[0], target.dtypes[0].itemsize)
         indices = self.indices.reads_of_ranges(
             extents.in_indices,
             extents.counts,
@@ -298,8 +297,8 @@ class SparseChunks(ABC):
             column_map=column_map,
         )
         if extents.within is not None:
-            crossings = [indices.crossings[size], destinations[extents.within > 0]]
-            indices = replace(indices, crossings={size: np.concatenate(crossings)})
+            crossings = [indices.crossings, destinations[extents.within > 0]]
+            indices = replace(indices, crossings=np.concatenate(crossings))
         data = self.data.reads_of_ranges(
             extents.firsts,
             extents.counts,

@@ -614,7 +614,7 @@ class ChunkedElement(StoredElement):
         values = np.empty(ends[-1], self.dtype)
         starts = ends[:-1] * values.itemsize
         if isinstance(chunks, SparseChunks):
-            indices = np.empty(ends[-1], np.int64)
+            indices = np.empty(ends[-1], np.int32)
             target = RowTarget(
                 lengths=lengths,
                 destinations=[ends[:-1] * indices.itemsize, starts],

@@ -287,7 +287,7 @@ class _ChunkReader:
         array, n = self._array, len(rows)
         start, count, place = (np.array([each], np.int64) for each in (rows.start, n, 0))
         if self._n_columns is not None:
-            columns = np.empty(n, np.int64)
+            columns = np.empty(n, np.int32)
             reads = array.reads_of_ranges(
                 start, count, place, columns.dtype, index_limit=self._n_columns
             )

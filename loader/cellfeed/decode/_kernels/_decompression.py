@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
-from cellfeed._compiled import compiled, compiled_callback
+from cellfeed._compiled import compiled
 from cellfeed.decode._kernels import _codecs as codecs
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._fields import Ints
@@ -38,7 +37,7 @@ from cellfeed.decode._kernels._placing import extent
 # Zstandard, and of scratch memory of the size of the output. It returns how many bytes it has
 # decompressed, including those that are wanted, or minus a failure. A chunk whose wanted bytes are
 # damaged is decompressed to its end, which shows the damage.
-_SIGNATURE = types.int64(*[types.int64] * 10)
+_SIGNATURE = f"int64({', '.join(['int64'] * 10)})"
 
 # libdeflate stops at a match (of at most 258 bytes) that does not fit into the buffer, so all
 # bytes before it are right; up to 39 wrong bytes may follow them. If a stored block of up to 64 KiB
@@ -69,7 +68,7 @@ def decompressor(codec: int) -> int:
 
 def _decompresses(codec: int) -> Callable[[Callable[..., Any]], Any]:
     def decorate(function: Callable[..., Any]) -> Any:
-        _decompressors[codec] = compiled_callback(_SIGNATURE)(function)
+        _decompressors[codec] = compiled(_SIGNATURE, callback=True)(function)
         return _decompressors[codec]
 
     return decorate
@@ -406,7 +405,7 @@ def _snappy(source, size, target, expected, first, wanted, functions, zlib, zstd
     return expected if n == expected else -fields.WRONG_SIZE
 
 
-@compiled_callback(types.void(*[types.int64] * 4))
+@compiled("void(int64, int64, int64, int64)", callback=True)
 def unshuffle(source, size, target, itemsize):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """Undo HDF5's shuffle filter, which groups the bytes of elements by position."""
     n = size // itemsize
@@ -463,7 +462,7 @@ def _add_up_16_bits(source: int, target: int, n: int) -> None:
         sums[i] = total
 
 
-@compiled_callback(types.void(*[types.int64] * 5))
+@compiled("void(int64, int64, int64, int64, int64)", callback=True)
 def adder(source, target, segments_at, n_segments, array_at):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """Add up the differences of a chunk, as far as segments need its elements.
 

@@ -109,7 +109,7 @@ CHECKSUM_BYTES = 4
 NORMALIZED, LOG1P, NORMALIZED_LOG1P, BINARIZED = range(4)
 
 # Columns of a table of groups of rows to transform.
-FIRST_ROW, VALUES, ROW_LENGTH, POINTERS, POINTER_ITEMSIZE, N_GROUP_COLUMNS = range(6)
+FIRST_ROW, VALUES, ROW_LENGTH, POINTERS, N_GROUP_COLUMNS = range(5)
 
 # Rows and chunks that a thread takes at a time, and the bytes that it reads at once.
 ROWS_OF_A_TASK = 16

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._compiled import compiled, compiled_callback
+from cellfeed._compiled import compiled
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._fields import Ints
 from cellfeed.decode._kernels._native import (
@@ -221,8 +221,8 @@ _TILE_BYTES = 24 << 10  # of a dense matrix; they fit in the L1 cache
 _SPARSE = 16  # elements per placed one from which clearing only placed ones is faster
 
 
-@compiled(*(f"int64(CPointer({index}), int64, int64)" for index in ("int32", "int64")), inner=True)
-def _check_indices(indices: NDArray[Any], n: int, limit: int) -> int:
+@compiled("int64(CPointer(int32), int64, int64)", inner=True)
+def _check_indices(indices: NDArray[np.int32], n: int, limit: int) -> int:
     """Return 0 if indices ascend strictly within [0, limit), otherwise the kind of error."""
     if n == 0:
         return 0
@@ -262,7 +262,7 @@ def _look_up_pages(segments_at: int, n_segments: int, array: Ints) -> None:
             prefetch(target + page)
 
 
-@compiled_callback(PLACING_SIGNATURE)
+@compiled(PLACING_SIGNATURE, callback=True)
 def _copy(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Copy or cast elements of a chunk contiguously."""
     array = elements(array_at, np.int64)
@@ -277,10 +277,7 @@ def _copy(source, segments_at, n_segments, array_at, report_at, scratch, may_cha
             call(array[fields.CAST], (begin, cast, n))
             begin = cast
         if array[fields.INDEX_LIMIT] >= 0:
-            if array[fields.OUT_ITEMSIZE] == 4:
-                problem = _check_indices(elements(begin, np.int32), n, array[fields.INDEX_LIMIT])
-            else:
-                problem = _check_indices(elements(begin, np.int64), n, array[fields.INDEX_LIMIT])
+            problem = _check_indices(elements(begin, np.int32), n, array[fields.INDEX_LIMIT])
             if problem == _OUT_OF_BOUNDS:
                 return fields.BAD_INDEX
             if problem == _UNSORTED:
@@ -316,7 +313,7 @@ def _place_piece(segment: Ints, source: int, target: int, array: Ints) -> None:
         _apply_steps(row, piece[fields.ROW_ELEMENTS], array)
 
 
-@compiled_callback(PLACING_SIGNATURE)
+@compiled(PLACING_SIGNATURE, callback=True)
 def _transform(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place values of sparse rows, and transform them while they are in the cache."""
     array = elements(array_at, np.int64)
@@ -375,19 +372,14 @@ def _place(
     finish_streams()
 
 
-@compiled("boolean(int64[::1], int64)")
-def crossings_ascend(crossings: Ints, itemsize: int) -> bool:
+@compiled("boolean(int64[::1])")
+def crossings_ascend(crossings: Ints) -> bool:
     """Return whether the index at each address is larger than the one before it in memory."""
     at = pointer_to(crossings)
     for i in range(crossings.size):
-        if itemsize == 4:
-            narrow = elements(at[i] - 4, np.int32)
-            if narrow[1] <= narrow[0]:
-                return False
-        else:
-            wide = elements(at[i] - 8, np.int64)
-            if wide[1] <= wide[0]:
-                return False
+        indices = elements(at[i] - 4, np.int32)
+        if indices[1] <= indices[0]:
+            return False
     return True
 
 
@@ -402,8 +394,7 @@ def densify(
 
 @compiled(
     *(
-        f"void({index}[::1], {index}[::1], {value}[::1], {value}[:,::1], {value}[::1], int32[::1])"
-        for index in ("int32", "int64")
+        f"void(int32[::1], int32[::1], {value}[::1], {value}[:,::1], {value}[::1], int32[::1])"
         for value in ("uint8", "uint16", "uint32", "uint64")
     )
 )

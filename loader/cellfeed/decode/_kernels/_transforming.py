@@ -9,7 +9,7 @@ from numba import types
 from numba.np.numpy_support import from_dtype
 from numpy.typing import NDArray
 
-from cellfeed._compiled import compiled, compiled_callback
+from cellfeed._compiled import compiled
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._fields import Ints
 from cellfeed.decode._kernels._native import (
@@ -28,7 +28,7 @@ from cellfeed.decode._kernels._native import (
 
 # Compiled conversions of elements from one dtype to another, by address.
 
-_SIGNATURE = types.void(types.int64, types.int64, types.int64)
+_SIGNATURE = "void(int64, int64, int64)"
 _LARGEST_INT32 = np.iinfo(np.int32).max
 
 # Bits of a float32 without its sign; the last three are bounds of float16.
@@ -50,8 +50,7 @@ def cast_address(source: np.dtype[Any], target: np.dtype[Any], *, of_indices: bo
     if source == target:
         return 0
     if target == np.float16:
-        _REFERENCED.append(_to_half())
-        return int(_REFERENCED[-1].address)
+        return int(_to_half().address)
     ins, outs = (from_dtype(_as_number(dtype)) for dtype in (source, target))
     if of_indices and target == np.int32:
         function = _to_int32(ins)
@@ -59,11 +58,7 @@ def cast_address(source: np.dtype[Any], target: np.dtype[Any], *, of_indices: bo
         # Casts of floats out of range are undefined in C; NumPy truncates the bits of integers.
         is_wrapped = source.kind == "f" and target.kind in "iu" and target.itemsize < 8
         function = _to_number(ins, types.int64 if is_wrapped else ins, outs)
-    _REFERENCED.append(function)
     return int(function.address)
-
-
-_REFERENCED: list[Any] = []  # compiled functions live only as long as they are referenced
 
 
 def _as_number(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -71,7 +66,7 @@ def _as_number(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _to_number(ins: Any, via: Any, outs: Any) -> Any:
-    @compiled_callback(_SIGNATURE, listed=False)
+    @compiled(_SIGNATURE, callback=True)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = elements(source, ins), elements(target, outs)
         for i in range(n):
@@ -81,7 +76,7 @@ def _to_number(ins: Any, via: Any, outs: Any) -> Any:
 
 
 def _to_int32(ins: Any) -> Any:
-    @compiled_callback(_SIGNATURE, listed=False)
+    @compiled(_SIGNATURE, callback=True)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = elements(source, ins), elements(target, types.int32)
         for i in range(n):
@@ -110,7 +105,7 @@ def _half(bits: Any) -> Any:
 
 
 def _to_half() -> Any:
-    @compiled_callback(_SIGNATURE, listed=False)
+    @compiled(_SIGNATURE, callback=True)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = elements(source, types.uint32), elements(target, types.uint16)
         for i in range(n):
@@ -219,7 +214,7 @@ def _log1p(values: NDArray[Any], n: int, divisor: float, highest: int) -> int:
 # A function that applies a step to a row takes the address of the values, and their number; the
 # kind of the step; the addresses of its number, and of what `_count_non_counts` takes; and
 # the place of the step among all of them.
-_STEP_SIGNATURE = types.int64(*[types.int64] * 6)
+_STEP_SIGNATURE = f"int64({', '.join(['int64'] * 6)})"
 
 
 @compiled("void(int64, int64, int64)", inner=True)
@@ -235,7 +230,7 @@ def _count_non_counts(counters_at: int, n_undefined: int, n_fractional: int) -> 
 def _applies(dtype: Any) -> Any:
     are_narrow = dtype == types.float32
 
-    @compiled_callback(_STEP_SIGNATURE)
+    @compiled(_STEP_SIGNATURE, callback=True)
     def apply(row, n, kind, number_at, non_counts, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         """Apply a step to a row."""
         values, number = elements(row, dtype), elements(number_at, np.float64)[0]
@@ -274,14 +269,6 @@ def step_applier(itemsize: int) -> int:
     return int((_apply_to_floats if itemsize == 4 else _apply_to_doubles).address)
 
 
-@compiled("int64(int64, int64, int64)", inner=True)
-def _pointer_at(pointers: int, itemsize: int, row: int) -> int:
-    """Return an entry of a row pointer."""
-    if itemsize == 4:
-        return int(elements(pointers, np.int32)[row])
-    return int(elements(pointers, np.int64)[row])
-
-
 def transform_rows(
     groups: Ints,
     rows: Ints,
@@ -296,8 +283,8 @@ def transform_rows(
     ----------
     groups
         A table of rows that are stored together: number of the first row, address of the values,
-        number of values per row if dense, and address of the row pointer, with its itemsize, if
-        sparse. The first column of an additional last row marks the end.
+        number of values per row if dense, and address of the int32 row pointer if sparse. The first
+        column of an additional last row marks the end.
     rows
         Numbers of the rows to transform, ascending.
     itemsize
@@ -336,10 +323,11 @@ def _transform_rows(
                 g += 1
             group = row_of(groups_at, g, fields.N_GROUP_COLUMNS)
             number, n = rows[i] - group[fields.FIRST_ROW], group[fields.ROW_LENGTH]
-            start, pointers = number * n, group[fields.POINTERS]
-            if group[fields.POINTER_ITEMSIZE]:
-                start = _pointer_at(pointers, group[fields.POINTER_ITEMSIZE], number)
-                n = _pointer_at(pointers, group[fields.POINTER_ITEMSIZE], number + 1) - start
+            start = number * n
+            if group[fields.POINTERS]:
+                pointers = elements(group[fields.POINTERS], np.int32)
+                start = np.int64(pointers[number])
+                n = np.int64(pointers[number + 1]) - start
             row = group[fields.VALUES] + start * itemsize
             for k in range(n_steps):
                 call(apply, (row, n, kinds[k], numbers_at + 8 * k, numbers_at + 8 * n_steps, k))
