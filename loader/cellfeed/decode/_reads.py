@@ -367,12 +367,6 @@ class ChunkReads:
             self, chunks=chunks, segments=self.segments[:0], crossings=self.crossings[:0]
         )
 
-    def without_steps(self) -> "ChunkReads":
-        """Return the same reads without transforming values."""
-        arrays = self.arrays.copy()
-        arrays[arrays[:, fields.PLACING] == fields.TRANSFORMED, fields.PLACING] = fields.COPIED
-        return replace(self, arrays=arrays)
-
     def without_decoding(self) -> "ChunkReads":
         """Return the same reads without decoding the stored bytes."""
         arrays = self.arrays.copy()

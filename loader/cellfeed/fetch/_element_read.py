@@ -17,7 +17,7 @@ import psutil
 from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
-from cellfeed.decode import ChunkReads, Decoder, Extents, ValueSteps, can_cast
+from cellfeed.decode import ChunkReads, Decoder, Extents, can_cast
 from cellfeed.decode._placing import SelectedElements, place_elements
 from cellfeed.fetch._parts import Part
 from cellfeed.rows import (
@@ -98,12 +98,6 @@ class PartRows:
         """Whether a library still has to read them."""
         return self.chunks is None and self.in_memory is None
 
-    @property
-    def take_steps(self) -> bool:
-        """Whether transforms are applied to their values while they are placed."""
-        extents = self.extents
-        return extents is not None and extents.rows is None and self.selected is None
-
     def announced(self) -> list[ChunkReads]:
         """Return the chunks that the rows may need, for reading without placing."""
         if self.chunks is None:
@@ -111,7 +105,7 @@ class PartRows:
         nowhere = np.zeros(self.part.rows.size, np.int64)
         dtypes = [np.dtype(np.int32), self.chunks.dtype]
         target = RowTarget(lengths=nowhere, destinations=[nowhere, nowhere], dtypes=dtypes)
-        reads, _ = self.reads_and_placements(target, None)
+        reads, _ = self.reads_and_placements(target)
         return reads if self.indices is None else [self.indices, reads[-1]]
 
     def read(self, decoder: Decoder) -> "PartRows":
@@ -141,17 +135,13 @@ class PartRows:
         extents = self.extents.selected(selected.lengths)
         return replace(self, lengths=extents.lengths, extents=extents, selected=selected)
 
-    def reads_and_placements(
-        self, target: RowTarget, steps: ValueSteps | None
-    ) -> tuple[list[ChunkReads], list[Placement]]:
+    def reads_and_placements(self, target: RowTarget) -> tuple[list[ChunkReads], list[Placement]]:
         """Return the reads of chunks, and the rows that are placed in another way.
 
         Parameters
         ----------
         target
             Destinations of the rows.
-        steps
-            Transforms of values, applied if `take_steps`.
         """
         part, chunks, extents = self.part, self.chunks, self.extents
         if chunks is None:
@@ -163,8 +153,7 @@ class PartRows:
             return [chunks.reads(part.rows, target.destinations[0], target.dtype)], []
         assert extents is not None  # noqa: S101 - of sparse chunks
         if self.selected is None:
-            steps = steps if self.take_steps else None
-            return chunks.reads(extents, target, part.columns, steps), []
+            return chunks.reads(extents, target, part.columns), []
         reads = chunks.data.reads_of_selected(
             extents.firsts,
             self.selected,
@@ -222,9 +211,6 @@ class RowLayout:
         Rows that are delivered again.
     is_zeroed
         Whether the memory must be zero before.
-    untransformed
-        Positions, in the order of delivery, of rows to which no steps are applied while they are
-        placed, shape (n,); all positions if None.
     """
 
     groups: Sequence[Group]
@@ -232,12 +218,6 @@ class RowLayout:
     placed: Sequence[Placement]
     copies: Sequence[Copies]
     is_zeroed: bool
-    untransformed: NDArray[np.intp] | None
-
-    @property
-    def is_transformed(self) -> bool:
-        """Whether the steps are applied to all rows while they are placed."""
-        return self.untransformed is not None and self.untransformed.size == 0
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -254,8 +234,6 @@ class ElementRead:
         Positions where groups begin and end, ascending, shape (n_groups + 1,).
     first_number
         Number of the first group among all groups of the fetch.
-    steps
-        Transforms of sparse values, applied while they are placed if possible.
     rows
         The distinct rows, by source.
     row_layout
@@ -268,7 +246,6 @@ class ElementRead:
     order: NDArray[np.intp]
     bounds: NDArray[np.int64]
     first_number: int
-    steps: ValueSteps | None
     rows: Sequence[PartRows]
     row_layout: RowLayout | None = None
 
@@ -320,10 +297,8 @@ class ElementRead:
         rows = [*_with_lengths(self.rows, decoder, selection_cache)]
         of_parts = [(each, each.lengths) for each in rows if each.lengths is not None]
         lengths = np.empty(sum(of_part.size for _, of_part in of_parts), np.int64)
-        take_steps = np.empty(lengths.size, np.bool_)
         for each, of_part in of_parts:
-            where = each.part.positions
-            lengths[where], take_steps[where] = of_part, each.take_steps
+            lengths[each.part.positions] = of_part
         self._check_fit(float(lengths[self.order].sum(dtype=np.float64)))
         groups, target, copies = lay_out(
             self.layout,
@@ -336,7 +311,7 @@ class ElementRead:
         )
         reads, placed = list[ChunkReads](), list[Placement]()
         for each in rows:
-            own = each.reads_and_placements(target[each.part.positions], self.steps)
+            own = each.reads_and_placements(target[each.part.positions])
             reads, placed = reads + own[0], placed + own[1]
         maps = [each.part.column_map for each in rows]
         lack_columns = not all(each is None or each.covers for each in maps)
@@ -346,7 +321,6 @@ class ElementRead:
             placed=placed,
             copies=copies,
             is_zeroed=self.layout == "dense" and lack_columns,
-            untransformed=None if self.steps is None else np.flatnonzero(~take_steps[self.order]),
         )
 
     def _check_fit(self, n_values: float) -> None:

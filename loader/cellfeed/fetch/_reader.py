@@ -182,12 +182,6 @@ class Reader:
             if of_rows is not None:
                 replace_rows = of_rows.bind(element, following, self._counters)
                 self._replaced[name] = of_rows, replace_rows
-        # Applied to sparse values while they are decoded.
-        self._inline_steps = {
-            name: each
-            for name, each in self._transforms.items()
-            if collection.elements[name].layout == "csr"
-        }
         num_threads = num_threads or usable_cpu_count()
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="cellfeed-read")
         self._decoder = Decoder(self._threads, num_threads, verify, self._counters)
@@ -274,7 +268,6 @@ class Reader:
                 order=order,
                 bounds=bounds,
                 first_number=len(reads) * (bounds.size - 1),
-                steps=self._inline_steps.get(name),
                 rows=[PartRows.of(part, layout, row_shape, dtype) for part in parts[name]],
             )
             reads[name] = (
@@ -359,15 +352,6 @@ class Reader:
             return self._first_alone(planned, layouts, memory, bases, reads)
         ordered = self._fill(layouts, bases, reads)
         distinct = {} if ordered else self._sorted(layouts, memory)
-        with_sums = {name for name, each in distinct.items() if not all(each)}
-        if any(layouts[name].untransformed is not None for name in with_sums):
-            # Duplicates must be summed before they are transformed. Fetches that were planned
-            # before the first duplicate was met come here too, later ones do not.
-            self._fill(layouts, bases, reads.without_steps())
-            distinct = self._sorted(layouts, memory)
-            layouts = {name: replace(each, untransformed=None) for name, each in layouts.items()}
-            for name in with_sums:
-                self._inline_steps.pop(name, None)
         self._transform(layouts, memory, distinct)
         return self._delivered(planned, layouts, memory, distinct)
 
@@ -396,17 +380,12 @@ class Reader:
         """Read the chunks of the first group, and the others while the first is used."""
         is_first = np.zeros(bases.size, np.bool_)
         is_first[:: planned.bounds.size - 1] = True  # of each element
-        # Values are transformed in place, and only whole rows can be: a row may have chunks in both
-        # parts. Duplicates must be summed before they are transformed.
-        first_reads, other_reads = divide_reads(reads.without_steps(), is_first)
+        first_reads, other_reads = divide_reads(reads, is_first)
         first_ascend = first_reads.run(bases, self._decoder).ascending
 
         def finished(which: slice, *, ascending: bool) -> Iterator[Cells]:
             bounds = planned.bounds[which.start : None if which.stop is None else which.stop + 1]
-            own = {
-                name: replace(each, groups=each.groups[which], untransformed=None)
-                for name, each in layouts.items()
-            }
+            own = {name: replace(each, groups=each.groups[which]) for name, each in layouts.items()}
             own_memory = {name: each[which] for name, each in memory.items()}
             distinct = {} if ascending else self._sorted(own, own_memory)
             self._transform(own, own_memory, distinct)
@@ -460,8 +439,6 @@ class Reader:
         """Transform values, except in groups whose duplicate columns must be summed first."""
         for name, transforms in self._transforms.items():
             layout = layouts[name]
-            if layout.is_transformed:
-                continue
             is_distinct = distinct.get(name, [True] * len(layout.groups))
             located = [
                 group.located(buffer)
@@ -471,8 +448,8 @@ class Reader:
                 if is_done and group.layout != "ragged"  # which have no transforms
             ]
             begin = time.perf_counter_ns()
-            rows, num_threads = layout.untransformed, self._decoder.num_threads
-            transforms.apply(located, rows, self._threads, num_threads)
+            num_threads = self._decoder.num_threads
+            transforms.apply(located, self._threads, num_threads)
             taken = time.perf_counter_ns() - begin
             self._counters.add(Counter.PLACING, taken * num_threads)
 
@@ -593,7 +570,7 @@ def divide_reads(reads: ChunkReads, is_first: NDArray[np.bool_]) -> tuple[ChunkR
     Parameters
     ----------
     reads
-        Reads without `ValueSteps`.
+        The reads.
     is_first
         Whether each group is complete after the first part, shape (n_groups,).
     """

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
-from cellfeed.decode import ChunkedArray, ChunkReads, Extents, RowRanges, ValueSteps
+from cellfeed.decode import ChunkedArray, ChunkReads, Extents, RowRanges
 from cellfeed.rows._layout import ByElement, CsrRows, Layout, RowTarget, refuse_element
 
 if TYPE_CHECKING:
@@ -277,7 +277,6 @@ class SparseChunks(ABC):
         extents: Extents,
         target: RowTarget,
         column_map: NDArray[np.int32] | None = None,
-        steps: ValueSteps | None = None,
     ) -> list[ChunkReads]:
         """Return the reads of rows to a target: of column indices, and of values.
 
@@ -289,8 +288,6 @@ class SparseChunks(ABC):
             Destinations of the rows, as a dtype that values can be cast to.
         column_map
             New index of each stored column, none of which is left out; None if they do not change.
-        steps
-            Transforms of the values of rows that are one extent each.
         """
         destinations = extents.destinations(target.destinations[0], target.dtypes[0].itemsize)
         indices = self.indices.reads_of_ranges(
@@ -309,7 +306,6 @@ class SparseChunks(ABC):
             extents.counts,
             extents.destinations(target.destinations[-1], target.dtype.itemsize),
             target.dtype,
-            steps=steps,
         )
         return [indices, data]
 

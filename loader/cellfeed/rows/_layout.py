@@ -345,7 +345,7 @@ class RowTarget:
         addresses once the target is bound. Sparse rows have two arrays, of column indices and of
         values; other rows have one, of values.
     dtypes
-        Dtype of each array; that of column indices is int32 or int64.
+        Dtype of each array; that of column indices is int32.
     """
 
     lengths: NDArray[np.int64]
@@ -447,8 +447,8 @@ class Group:
     layout
         Layout of the rows.
     pointers
-        Start of each row among the elements, and end of the last, shape (n_rows + 1,); int32, or
-        int64 if needed, if rows are sparse.
+        Start of each row among the elements, and end of the last, shape (n_rows + 1,); int32 if
+        rows are sparse, else int64.
     row_shape
         Shape of a row: the number of columns, or several numbers; ``()`` if rows are ragged.
     dtype

@@ -14,7 +14,7 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
-from numcodecs import LZ4, Blosc, GZip, Zlib, Zstd
+from numcodecs import Blosc, GZip, Zlib, Zstd
 from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 
 from cellfeed import FormatError
@@ -40,7 +40,6 @@ ZARR_2 = {
     "gzip": GZip(),
     "zstd": Zstd(),
     "blosc": Blosc(),
-    "lz4": LZ4(),
 }
 
 
