@@ -101,7 +101,7 @@ print(json.dumps(sorted(
 )))
 """
 OTHER_CODECS = {"_zstd", "_blosc", "_lz4", "_lzf", "unshuffle", "adder"}
-OTHER_PLACES = {"renumber", "select", "pick", "spread", "_transform", "gather", "_sort_rows"}
+OTHER_PLACES = {"select", "pick", "spread", "gather", "_sort_rows"}
 
 
 @pytest.mark.process

@@ -15,7 +15,7 @@ from cellfeed._errors import require_one_of
 from cellfeed.bytes import ByteStore
 from cellfeed.decode import _kernels as kernels
 from cellfeed.decode._kernels import _fields as fields
-from cellfeed.decode._kernels._codecs import LZF, STORED, ZARR_CODECS
+from cellfeed.decode._kernels._codecs import LZ4, LZF, STORED, ZARR_CODECS
 from cellfeed.decode._placing import (
     SelectedElements,
     array_row,
@@ -397,6 +397,8 @@ def plan_selected(
 def chunk_codec(name: str) -> int:
     """Return the code of a codec: "none", "zlib", "gzip", "zstd", "blosc", "lz4" or "lzf".
 
+    Chunks of "lz4" are blocks of LZ4, without a header.
+
     Raises
     ------
     ParameterError
@@ -407,7 +409,7 @@ def chunk_codec(name: str) -> int:
     >>> chunk_codec("none")
     0
     """
-    codecs = {"none": STORED, **ZARR_CODECS, "lzf": LZF}
+    codecs = {"none": STORED, **ZARR_CODECS, "lz4": LZ4, "lzf": LZF}
     require_one_of("codec", name, [*codecs])
     return codecs[name]
 
@@ -509,9 +511,8 @@ class ChunkedArray:
         plan, crossings = plan_ranges(
             starts, counts, destinations, self.chunk_shape[0], out_dtype.itemsize
         )
-        placing = fields.COPIED
-        if column_map is not None:
-            placing = fields.SPREAD if index_limit < 0 else fields.RENUMBERED
+        is_spread = column_map is not None and index_limit < 0
+        placing = fields.SPREAD if is_spread else fields.COPIED
         row = array_row(
             self.dtype, out_dtype, index_limit=index_limit, placing=placing, column_map=column_map
         )

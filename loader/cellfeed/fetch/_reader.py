@@ -524,9 +524,7 @@ class Reader:
                     if is_done and group.layout != "ragged"  # which have no transforms
                 ]
                 begin = time.perf_counter_ns()
-                self._transforms[name].apply(
-                    located, threads=self._threads, num_threads=num_threads
-                )
+                self._transforms[name].apply(located, self._threads, num_threads)
                 taken = time.perf_counter_ns() - begin
                 self._counters.add(Counter.PLACING, taken * num_threads)
         return self._delivered(planned, groups, distinct)

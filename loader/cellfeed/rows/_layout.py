@@ -346,7 +346,7 @@ class RowTarget:
         addresses once the target is bound. Sparse rows have two arrays, of column indices and of
         values; other rows have one, of values.
     dtypes
-        Dtype of each array; that of column indices is int32 or int64.
+        Dtype of each array; that of column indices is int32.
     """
 
     lengths: NDArray[np.int64]
@@ -357,6 +357,9 @@ class RowTarget:
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the values."""
         return self.dtypes[-1]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
 
     def __getitem__(self, rows: slice | NDArray[np.intp]) -> RowTarget:
         own = [each[rows] for each in self.destinations]
@@ -403,10 +406,10 @@ class RowTarget:
             self._check_lengths(rows.lengths)
         else:
             n_columns, row_size = int(lengths.max(initial=0)), math.prod(rows.shape[1:])
-            if len(rows) != lengths.size or (lengths.size and row_size > n_columns):
-                msg = f"expected rows of shape {(lengths.size, n_columns)}, but got {rows.shape}"
+            if len(rows) != len(self) or (len(self) and row_size > n_columns):
+                msg = f"expected rows of shape {(len(self), n_columns)}, but got {rows.shape}"
                 raise ValueError(msg)
-            lengths = np.full(lengths.size, row_size, np.int64)
+            lengths = np.full(len(self), row_size, np.int64)
             starts, values = np.cumsum(lengths) - lengths, rows.reshape(-1)
         place_elements(values, starts, lengths, self.destinations[-1], self.dtype)
         return ascending
@@ -445,8 +448,8 @@ class Group:
     layout
         Layout of the rows.
     pointers
-        Start of each row among the elements, and end of the last, shape (n_rows + 1,); int32, or
-        int64 if needed, if rows are sparse.
+        Start of each row among the elements, and end of the last, shape (n_rows + 1,); int32 if
+        rows are sparse, else int64.
     row_shape
         Shape of a row: the number of columns, or several numbers; ``()`` if rows are ragged.
     dtype

@@ -105,7 +105,7 @@ class Minibatch(ByElement):
     elements
         Tensors by name, such as ``"X"``, in the order of the collection. Each has shape
         (n_cells, n_columns), or more dimensions if it is stored with more, such as images. An
-        element is sparse CSR with int32 indices (int64 if needed) if it is stored sparse; dense if
+        element is sparse CSR with int32 indices if it is stored sparse; dense if
         it is stored dense or with ``dense=True``; and a `RaggedTensor` if rows differ in length.
         torch has no structured dtypes, so each field becomes an element of its own:
         ``"X/token"``. torch cannot convert sparse tensors of unsigned 16 to 64 bit integers to

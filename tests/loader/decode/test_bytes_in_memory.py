@@ -14,7 +14,7 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
-from numcodecs import LZ4, Blosc, GZip, Zlib, Zstd
+from numcodecs import Blosc, GZip, Zlib, Zstd
 from tests.loader.decode.test_chunks import run
 from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 
@@ -41,7 +41,6 @@ ZARR_2 = {
     "gzip": GZip(),
     "zstd": Zstd(),
     "blosc": Blosc(),
-    "lz4": LZ4(),
 }
 
 

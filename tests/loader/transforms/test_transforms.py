@@ -28,7 +28,7 @@ from cellfeed import (
     Streaming,
     open_collection,
 )
-from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Transform
+from cellfeed.transforms import Log1p, NormalizeTotal, Transform
 
 NORMALIZED = [NormalizeTotal(1e4), Log1p()]
 N_GENES = 7
@@ -58,10 +58,8 @@ def formula(X: Values, transform: Transform, dtype: np.dtype[Any]) -> Values:
         totals = X.sum(axis=1, keepdims=True)
         divisor = np.where(totals == 0, 1.0, totals / transform.target_sum)
         return np.asarray(X / divisor)
-    if isinstance(transform, Log1p):
-        return np.log1p(X)
-    assert isinstance(transform, Binarize)
-    return np.where(dtype.type(transform.threshold) < X, 1.0, 0.0)
+    assert isinstance(transform, Log1p)
+    return np.log1p(X)
 
 
 def delivered(dataset: CellDataset, n_rows: int, n_columns: int = N_GENES) -> NDArray[Any]:
@@ -107,12 +105,11 @@ NUMBERS = hnp.arrays(
 RECIPES: list[list[Transform]] = [
     [NormalizeTotal(100.0)],
     [NormalizeTotal(100.0), Log1p()],
-    [Log1p(), Binarize(0.9)],
+    [Log1p(), NormalizeTotal(7.0)],
 ]
 ONE = st.one_of(
     st.builds(NormalizeTotal, st.sampled_from([1.0, 1e4, 1e6])),
     st.just(Log1p()),
-    st.builds(Binarize, st.sampled_from([0.0, 0.1, 3.0])),
 )
 
 
@@ -260,7 +257,7 @@ class TestFormulas:
         checked(X, transforms, is_sparse=is_sparse, units=1, dtype="float32")
 
     @SPARSE_AND_DENSE
-    @given(X=COUNTS, chain=st.permutations([NormalizeTotal(50), Log1p(), Binarize(0.7)]))
+    @given(X=COUNTS, chain=st.permutations([NormalizeTotal(50), Log1p(), NormalizeTotal(7)]))
     def test_chains_are_applied_in_order(self, checked, is_sparse, X, chain):
         checked(X, chain, is_sparse=is_sparse, units=4, dtype="float64")
 
@@ -306,7 +303,7 @@ class TestFormulas:
 class TestSparse:
     @pytest.mark.parametrize(
         "transform",
-        [*NORMALIZED, Binarize(1)],
+        NORMALIZED,
         ids=lambda each: type(each).__name__,
     )
     def test_stays_sparse(self, plates, transform):
@@ -496,9 +493,8 @@ class TestValues:
             functools.partial(NormalizeTotal, 0),
             functools.partial(NormalizeTotal, float("inf")),
             functools.partial(NormalizeTotal, "1e4"),  # type: ignore[arg-type]
-            functools.partial(Binarize, float("nan")),
-            functools.partial(Binarize, True),
-            functools.partial(Binarize, -0.5),
+            functools.partial(NormalizeTotal, float("nan")),
+            functools.partial(NormalizeTotal, True),
         ],
         ids=repr,
     )

@@ -144,6 +144,12 @@ def copy_bytes(builder: Any, target: Any, source: Any, n: Any) -> None:
     cgutils.raw_memcpy(builder, to, from_, n, 1)
 
 
+@_instruction(types.int64, _ADDRESS)
+def int32_at(builder: Any, address: Any) -> Any:
+    """Return the int32 at an address, which need not be aligned."""
+    return builder.sext(builder.load(builder.inttoptr(address, _I32.as_pointer()), align=1), _I64)
+
+
 @_instruction(types.uint64, _ADDRESS)
 def load_word(builder: Any, address: Any) -> Any:
     """Return the 8 bytes at an address, which need not be aligned."""

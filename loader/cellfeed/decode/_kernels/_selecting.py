@@ -115,47 +115,9 @@ def _copy_one(target: int, source: int, k: int, itemsize: int) -> None:
 
 
 # A function that places elements takes the address of a chunk's elements; of its segments, their
-# number, the row of its array and the report; of `scratch_bytes` of memory; and 1 if the elements
-# may be changed in place, else 0. It returns 0, or a failure.
-PLACING_SIGNATURE = f"int64({', '.join(['int64'] * 7)})"
-
-
-@compiled("int64(CPointer(int32), int64, CPointer(int32), int64)", inner=True)
-def _renumber(indices: NDArray[np.int32], n: int, columns: NDArray[np.int32], limit: int) -> int:
-    """Renumber indices in place; return -1 if one is out of bounds, else whether they ascend."""
-    last, ascending = -1, 1
-    for i in range(n):
-        if not 0 <= indices[i] < limit:
-            return -1
-        column = columns[indices[i]]
-        if column < 0:
-            return -1
-        ascending &= column > last
-        last = column
-        indices[i] = column
-    return ascending
-
-
-@compiled(PLACING_SIGNATURE, callback=True)
-def renumber(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
-    """Place column indices, renumbered to the collection's columns."""
-    array = elements(array_at, np.int64)
-    report = elements(report_at, np.int64)
-    columns, limit = elements(array[fields.COLUMN_MAP], np.int32), array[fields.INDEX_LIMIT]
-    for k in range(n_segments):
-        segment = row_of(segments_at, k, fields.N_SEGMENT_COLUMNS)
-        begin, n = source + segment[fields.FROM] * array[fields.ITEMSIZE], segment[fields.COUNT]
-        target = segment[fields.TO]
-        if array[fields.CAST]:
-            call(array[fields.CAST], (begin, target, n))
-        else:
-            copy_bytes(target, begin, n * array[fields.ITEMSIZE])
-        ascending = _renumber(elements(target, np.int32), n, columns, limit)
-        if ascending < 0:
-            return fields.BAD_INDEX
-        if not ascending:
-            report[fields.ASCENDING] = 0
-    return 0
+# number, the row of its array and the report; and of `scratch_bytes` of memory. It returns 0, or a
+# failure.
+PLACING_SIGNATURE = f"int64({', '.join(['int64'] * 6)})"
 
 
 @compiled("int64(CPointer(uint32), int64, CPointer(uint8), int64, CPointer(int32))", inner=True)
@@ -183,7 +145,7 @@ def _find_selected(
 
 
 @compiled(PLACING_SIGNATURE, callback=True)
-def select(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+def select(source, segments_at, n_segments, array_at, report_at, scratch):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """List the selected elements of each segment.
 
     Each segment receives the number of its selected elements in ``COUNT``, and the position of the
@@ -263,7 +225,7 @@ def gather(
 
 
 @compiled(PLACING_SIGNATURE, callback=True)
-def pick(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+def pick(source, segments_at, n_segments, array_at, report_at, scratch):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place the selected values contiguously; ``scratch`` has room for those that are cast."""
     array = elements(array_at, np.int64)
     itemsize = array[fields.ITEMSIZE]
@@ -281,7 +243,7 @@ def pick(source, segments_at, n_segments, array_at, report_at, scratch, may_chan
 
 
 @compiled(PLACING_SIGNATURE, callback=True)
-def spread(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+def spread(source, segments_at, n_segments, array_at, report_at, scratch):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
     """Place the elements of dense rows, each in its column of the collection."""
     array = elements(array_at, np.int64)
     itemsize = array[fields.OUT_ITEMSIZE]

@@ -17,7 +17,6 @@ from cellfeed.decode._kernels._native import (
     address_of,
     atomic_add,
     bits_of_float,
-    call,
     divide,
     elements,
     float_of_bits,
@@ -211,70 +210,43 @@ def _log1p(values: NDArray[Any], n: int, divisor: float, highest: int) -> int:
     return 0
 
 
-# A function that applies a step to a row takes the address of the values, and their number; the
-# kind of the step; the addresses of its number, and of what `_count_non_counts` takes; and
-# the place of the step among all of them.
-_STEP_SIGNATURE = f"int64({', '.join(['int64'] * 6)})"
-
-
-@compiled("void(int64, int64, int64)", inner=True)
-def _count_non_counts(counters_at: int, n_undefined: int, n_fractional: int) -> None:
-    """Add to the two counters at an address that follows the numbers of steps."""
-    counters = elements(counters_at, np.int64)[0]
+@compiled(
+    *(f"void(CPointer({each}), int64, int64, float64, int64, int64, int64)" for each in _FLOATS),
+    inner=True,
+)
+def _apply(
+    values: NDArray[Any],
+    n: int,
+    kind: int,
+    target: float,
+    non_counts: int,
+    step: int,
+    itemsize: int,
+) -> None:
+    """Apply a step, the first one if its number is 0, to a row."""
+    total, highest = _total_and_highest(values, n)
+    if itemsize != 4:
+        highest = _FLOAT_INFINITY  # so that none counts as plain
+    divisor, n_undefined = 1.0, 0
+    if kind != fields.LOG1P and total != 0.0:  # rows whose sum is 0 are not changed
+        divisor = divide(total, target)
+    if kind != fields.NORMALIZED:
+        n_undefined = _log1p(values, n, divisor, highest)
+    else:
+        for i in range(n):
+            values[i] = divide(np.float64(values[i]), divisor)
     if n_undefined:
-        atomic_add(counters, n_undefined)
-    if n_fractional:
-        atomic_add(counters + 8, n_fractional)
-
-
-def _applies(dtype: Any) -> Any:
-    are_narrow = dtype == types.float32
-
-    @compiled(_STEP_SIGNATURE, callback=True)
-    def apply(row, n, kind, number_at, non_counts, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        """Apply a step to a row."""
-        values, number = elements(row, dtype), elements(number_at, np.float64)[0]
-        if kind == fields.BINARIZED:
-            for i in range(n):
-                values[i] = 1.0 if values[i] > number else 0.0
-            return 0
-        total, highest = _total_and_highest(values, n)
-        if not are_narrow:
-            highest = _FLOAT_INFINITY  # so that none counts as plain
-        divisor, n_undefined = 1.0, 0
-        if kind != fields.LOG1P and total != 0.0:  # rows whose sum is 0 are not changed
-            divisor = divide(total, number)
-        if kind != fields.NORMALIZED:
-            n_undefined = _log1p(values, n, divisor, highest)
-        elif are_narrow:
-            # The error of a multiplication in float64 is far below float32's.
-            factor = divide(1.0, divisor)
-            for i in range(n):
-                values[i] = np.float64(values[i]) * factor
-        else:
-            for i in range(n):
-                values[i] = divide(np.float64(values[i]), divisor)
-        is_fractional = kind != fields.LOG1P and place == 0 and math.floor(total) != total
-        _count_non_counts(non_counts, n_undefined, is_fractional)
-        return 0
-
-    return apply
-
-
-_apply_to_floats, _apply_to_doubles = _applies(types.float32), _applies(types.float64)
-
-
-def step_applier(itemsize: int) -> int:
-    """Return the address of the function that applies a step to a row of float32 or float64."""
-    return int((_apply_to_floats if itemsize == 4 else _apply_to_doubles).address)
+        atomic_add(non_counts, n_undefined)
+    if kind != fields.LOG1P and step == 0 and math.floor(total) != total:
+        atomic_add(non_counts + 8, 1)
 
 
 def transform_rows(
     groups: Ints,
-    rows: Ints,
-    itemsize: int,
+    dtype: np.dtype[Any],
     kinds: Ints,
-    numbers: NDArray[np.float64],
+    targets: NDArray[np.float64],
+    non_counts: int,
     taken: Ints,
 ) -> None:
     """Transform rows until none is left; several threads share ``taken``.
@@ -285,49 +257,52 @@ def transform_rows(
         A table of rows that are stored together: number of the first row, address of the values,
         number of values per row if dense, and address of the int32 row pointer if sparse. The first
         column of an additional last row marks the end.
-    rows
-        Numbers of the rows to transform, ascending.
-    itemsize
-        Size of a value in bytes; values are floats.
-    kinds, numbers
-        The steps, in order: kinds, shape (n_steps,), and one number for each: a sum or a threshold;
-        then the address of two int64 that count values without a logarithm, and rows whose total is
-        no integer.
+    dtype
+        Dtype of the values, float32 or float64.
+    kinds, targets
+        The steps, in order: kinds, shape (n_steps,), and the sum of each.
+    non_counts
+        Address of two int64 that count values without a logarithm, and rows whose total is no
+        integer.
     taken
         Number of rows that threads have begun, shape (1,).
     """
-    _transform_rows(groups, rows, itemsize, kinds, numbers, taken, step_applier(itemsize))
+    _transform_rows(groups, np.empty(0, dtype), kinds, targets, non_counts, taken)
 
 
-@compiled("void(int64[:,::1], int64[::1], int64, int64[::1], float64[::1], int64[::1], int64)")
+@compiled(
+    *(
+        f"void(int64[:,::1], {each}[::1], int64[::1], float64[::1], int64, int64[::1])"
+        for each in _FLOATS
+    )
+)
 def _transform_rows(
     groups: Ints,
-    rows: Ints,
-    itemsize: int,
+    like: NDArray[Any],
     kinds: Ints,
-    numbers: NDArray[np.float64],
+    targets: NDArray[np.float64],
+    non_counts: int,
     taken: Ints,
-    apply: int,
 ) -> None:
-    """Do what `transform_rows` does, with the address of the function that applies a step."""
-    n_rows, n_steps = rows.size, len(kinds)
-    groups_at, numbers_at = address_of(groups), address_of(numbers)
-    rows, kinds = pointer_to(rows), pointer_to(kinds)
+    """Do what `transform_rows` does; the values have the dtype of ``like``."""
+    n_groups, n_steps, groups_at = len(groups) - 1, len(kinds), address_of(groups)
+    n_rows = row_of(groups_at, n_groups, fields.N_GROUP_COLUMNS)[fields.FIRST_ROW]
+    kinds, targets = pointer_to(kinds), pointer_to(targets)
     while True:
         first = atomic_add(address_of(taken), fields.ROWS_OF_A_TASK)
         if first >= n_rows:
             break
         g = 0
         for i in range(first, min(first + fields.ROWS_OF_A_TASK, n_rows)):
-            while rows[i] >= row_of(groups_at, g + 1, fields.N_GROUP_COLUMNS)[fields.FIRST_ROW]:
+            while i >= row_of(groups_at, g + 1, fields.N_GROUP_COLUMNS)[fields.FIRST_ROW]:
                 g += 1
             group = row_of(groups_at, g, fields.N_GROUP_COLUMNS)
-            number, n = rows[i] - group[fields.FIRST_ROW], group[fields.ROW_LENGTH]
+            number, n = i - group[fields.FIRST_ROW], group[fields.ROW_LENGTH]
             start = number * n
             if group[fields.POINTERS]:
                 pointers = elements(group[fields.POINTERS], np.int32)
                 start = np.int64(pointers[number])
                 n = np.int64(pointers[number + 1]) - start
-            row = group[fields.VALUES] + start * itemsize
+            row = elements(group[fields.VALUES] + start * like.itemsize, like.dtype)
             for k in range(n_steps):
-                call(apply, (row, n, kinds[k], numbers_at + 8 * k, numbers_at + 8 * n_steps, k))
+                _apply(row, n, kinds[k], targets[k], non_counts, k, like.itemsize)
