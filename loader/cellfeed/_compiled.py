@@ -14,7 +14,6 @@ only constants and functions from its own folder.
 import contextlib
 import hashlib
 import importlib.resources
-import math
 import os
 import pickle
 import sys
@@ -22,13 +21,12 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numba
 from numba.core import caching, types, typing
-from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
 from numba.core.runtime import rtsys
@@ -40,13 +38,15 @@ from cellfeed.interrupts import interrupts_held
 Function = Callable[..., Any]
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_NOTICEABLE_SECONDS, _SECONDS_BETWEEN_NOTICES = 1.0, 10.0
+_NOTICEABLE_SECONDS = 1.0
 
 
-_everything: list["_Function | _Callback"] = []
+_everything: list["_Function"] = []
 
 
-def compiled(*signatures: str, inner: bool = False) -> Callable[[Function], Any]:
+def compiled(
+    *signatures: str, inner: bool = False, callback: bool = False
+) -> Callable[[Function], Any]:
     """Return a decorator that compiles or loads a function when it is used; it releases the GIL.
 
     Parameters
@@ -55,38 +55,20 @@ def compiled(*signatures: str, inner: bool = False) -> Callable[[Function], Any]
         All signatures of the function, in numba's notation; each is compiled by itself.
     inner
         Whether only compiled functions call it, which saves some compilation.
+    callback
+        Whether it is only called by address, from any code; ``address`` of the function compiles
+        or loads it.
     """
 
     def decorate(function: Function) -> Any:
-        # No C code calls these functions; callbacks are declared as such.
-        options = {"nopython": True, "nogil": True, "no_cfunc_wrapper": True}
-        options["no_cpython_wrapper"] = inner
-        declared = (_Inner if inner else _Function)(function, targetoptions=options)
+        is_called = not (inner or callback)  # from Python
+        options = {"nopython": True, "nogil": True, "no_cpython_wrapper": not is_called}
+        options["no_cfunc_wrapper"] = not callback
+        declared = (_Function if is_called else _Inner)(function, targetoptions=options)
         declared.signatures_declared = signatures
         _note_sources(function)
         _everything.append(declared)
         return declared
-
-    return decorate
-
-
-def compiled_callback(signature: Any, *, listed: bool = True) -> Callable[[Function], Any]:
-    """Return a decorator that makes a C callback, compiled or loaded when its address is asked for.
-
-    Parameters
-    ----------
-    signature
-        The C signature of the function, in numba's types.
-    listed
-        Whether `compile_everything` compiles it.
-    """
-
-    def decorate(function: Function) -> Any:
-        callback = _Callback(function, normalize_signature(signature), locals={}, options={})
-        _note_sources(function)
-        if listed:
-            _everything.append(callback)
-        return callback
 
     return decorate
 
@@ -116,6 +98,12 @@ class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
         for signature in self.signatures_declared:
             self._compiled_as(signature)
 
+    @cached_property
+    def address(self) -> int:
+        """The address of a callback, which has one signature."""
+        code = self._compiled_as(self.signatures_declared[0])
+        return int(code.library.get_pointer_to_function(code.fndesc.llvm_cfunc_wrapper_name))
+
     def typeof_pyval(self, val: Any) -> Any:
         """Return numba's type of a value.
 
@@ -127,7 +115,8 @@ class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
 
     def _compile_for_args(self, *args: Any, **_: Any) -> Any:
         """Return the code for these arguments; numba calls this if it has none."""
-        return self._compiled_as(self._declared_for([self.typeof_pyval(each) for each in args]))
+        signature = self._declared_for([self.typeof_pyval(each) for each in args])
+        return self._compiled_as(signature).entry_point
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Return the signature by which another compiled function calls this one."""
@@ -142,28 +131,32 @@ class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
         with global_compiler_lock:
             args, _ = normalize_signature(_parsed(signature))
             if args not in self.overloads:
-                _keep_on_disk(self, self.py_func)
+                self._keep_on_disk()
                 with _compiling(self._cache):
                     self.compile(_parsed(signature))
                 if len(self.overloads) == len(self.signatures_declared):
                     self.disable_compile()  # other arguments are converted, or refused
-            return self.overloads[args].entry_point
+            return self.overloads[args]
+
+    def _keep_on_disk(self) -> None:
+        """Cache code on disk, as numba's `enable_caching` does."""
+        if isinstance(self._cache, caching.NullCache):
+            try:
+                self._cache: Any = _Cache(self.py_func)
+            except (RuntimeError, OSError):  # no folder is writable, or sources are missing
+                _warn_of_no_cache()
 
     def _declared_for(self, args: Sequence[Any]) -> str:
-        """Return the signature that these types convert to best."""
+        """Return the first signature that these types convert to."""
         if len(self.signatures_declared) == 1:
             return self.signatures_declared[0]
-        rated = list[tuple[int, str]]()
         with global_compiler_lock:
             for signature in self.signatures_declared:
                 wanted, _ = normalize_signature(_parsed(signature))
-                ratings = list(map(self.typingctx.can_convert, args, wanted))
-                if None not in ratings:
-                    rated.append((sum(map(int, ratings)), signature))
-        if not rated:
-            msg = f"`{self.py_func.__name__}` is not compiled for {', '.join(map(str, args))}"
-            raise TypeError(msg)
-        return min(rated, key=lambda each: each[0])[1]
+                if None not in map(self.typingctx.can_convert, args, wanted):
+                    return signature
+        msg = f"`{self.py_func.__name__}` is not compiled for {', '.join(map(str, args))}"
+        raise TypeError(msg)
 
 
 @cache
@@ -177,38 +170,15 @@ def _parsed(signature: str) -> Any:
 
 
 class _Inner(_Function):
-    """A function that only compiled functions call."""
+    """A function that Python does not call."""
 
     def __call__(self, *_: Any) -> Any:
         msg = f"`{self.py_func.__name__}` can only be called by compiled functions"
         raise TypeError(msg)
 
 
-class _Callback(CFunc):
-    """A C callback that is compiled when its address is asked for."""
-
-    _wrapper_address: int | None  # None before it is compiled
-    _pyfunc: Function
-    _cache: Any
-
-    @property
-    def address(self) -> int:
-        """The address of the C callback."""
-        if self._wrapper_address is None:
-            self.compile_declared()
-        return int(self._wrapper_address or 0)
-
-    def compile_declared(self) -> None:
-        """Compile it."""
-        with global_compiler_lock:
-            if self._wrapper_address is None:
-                _keep_on_disk(self, self._pyfunc)
-                with _compiling(self._cache):
-                    self.compile()
-
-
 class CompilingNotice:
-    """Says that functions are compiled if that takes noticeable time, and again while it goes on.
+    """Says once that functions are compiled, if that takes noticeable time.
 
     Parameters
     ----------
@@ -229,13 +199,12 @@ class CompilingNotice:
         self.seconds = 0.0
         self._say = say
         self._clock = clock
-        self._depth = self._n_compiled = 0
-        self._began = 0.0  # of the outermost function
-        self._next = _NOTICEABLE_SECONDS
+        self._depth, self._began = 0, 0.0  # of the outermost function
+        self._is_silent = False
 
     def silence(self) -> None:
         """Report nothing from now on."""
-        self._next = math.inf
+        self._is_silent = True
 
     @contextlib.contextmanager
     def of(self, kept: Any) -> Iterator[None]:
@@ -243,31 +212,20 @@ class CompilingNotice:
         now = self._clock()
         if not self._depth:
             self._began = now
-        self._report(self.seconds + now - self._began)
+        seconds = self.seconds + now - self._began
+        if seconds >= _NOTICEABLE_SECONDS and not self._is_silent and _may_speak():
+            self.silence()
+            self._say(
+                "cellfeed: compiling code, once for this installation and processor (5 to 20 s on "
+                "a free core; `cellfeed warm-up` compiles everything at once)"
+            )
         self._depth += 1
         try:
             yield
         finally:
             self._depth -= 1
-            if not getattr(kept, "was_loaded", False):
-                self._n_compiled += 1
-                if not self._depth:
-                    self.seconds += self._clock() - self._began
-
-    def _report(self, seconds: float) -> None:
-        if seconds < self._next or not _may_speak():
-            return
-        if self._next == _NOTICEABLE_SECONDS:
-            self._say(
-                "cellfeed: compiling code, once for this installation and processor (5 to 20 s on "
-                "a free core; `cellfeed warm-up` compiles everything at once)"
-            )
-        else:
-            self._say(
-                f"cellfeed: still compiling; {self._n_compiled} functions so far, in "
-                f"{seconds:.0f} s"
-            )
-        self._next = seconds + _SECONDS_BETWEEN_NOTICES
+            if not self._depth and not getattr(kept, "was_loaded", False):
+                self.seconds += self._clock() - self._began
 
 
 def _may_speak() -> bool:
@@ -307,15 +265,6 @@ os.register_at_fork(
     after_in_parent=global_compiler_lock.release,
     after_in_child=global_compiler_lock.release,
 )
-
-
-def _keep_on_disk(compiled: Any, function: Function) -> None:
-    """Make a dispatcher or callback cache its code on disk, before it compiles."""
-    if isinstance(compiled._cache, caching.NullCache):  # noqa: SLF001 - numba's `enable_caching`
-        try:
-            compiled._cache = _Cache(function)  # noqa: SLF001
-        except (RuntimeError, OSError):  # no folder is writable, or sources are missing
-            _warn_of_no_cache()
 
 
 @cache

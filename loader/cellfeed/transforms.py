@@ -12,7 +12,7 @@ from typing import Any
 
 from cellfeed._errors import ParameterError
 
-__all__ = ["Binarize", "Log1p", "NormalizeTotal", "Transform"]
+__all__ = ["Log1p", "NormalizeTotal", "Transform"]
 
 
 class Transform:
@@ -46,10 +46,12 @@ class NormalizeTotal(Transform):
 
     def __post_init__(self) -> None:
         """Check the sum."""
-        object.__setattr__(self, "target_sum", _finite("target_sum", self.target_sum))
-        if self.target_sum <= 0:
-            msg = f"`target_sum > 0` must hold, but got target_sum={self.target_sum!r}"
+        given: Any = self.target_sum
+        is_number = isinstance(given, Real) and not isinstance(given, bool)
+        if not is_number or not 0 < given < math.inf:
+            msg = f"`target_sum` must be a finite number above 0, but got target_sum={given!r}"
             raise ParameterError(msg)
+        object.__setattr__(self, "target_sum", float(given))
 
 
 @dataclass(frozen=True)
@@ -60,37 +62,3 @@ class Log1p(Transform):
     in NumPy; a `CellDataset` warns once with the number of such values, since data that are scaled
     already have them.
     """
-
-
-@dataclass(frozen=True)
-class Binarize(Transform):
-    """Set values above ``threshold`` to 1, and all others, including NaN, to 0.
-
-    Elements of sparse rows that become 0 remain stored.
-
-    Parameters
-    ----------
-    threshold
-        The threshold, compared in the dtype of the values.
-
-    Raises
-    ------
-    ParameterError
-        ``threshold`` is not a finite number, or is below 0, so that zeros would become 1.
-    """
-
-    threshold: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check the threshold."""
-        object.__setattr__(self, "threshold", _finite("threshold", self.threshold))
-        if self.threshold < 0:
-            msg = f"`threshold >= 0` must hold, but got threshold={self.threshold!r}"
-            raise ParameterError(msg)
-
-
-def _finite(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        msg = f"`{name}` must be a finite number, but got {name}={value!r}"
-        raise ParameterError(msg)
-    return float(value)

@@ -48,12 +48,9 @@ def encode(codec: str, values: npt.NDArray[Any]) -> bytes:
         return lzf_chunk(values)
     if name == "blosc":
         return bytes(numcodecs.Blosc(cname=cname, blocksize=512).encode(values))
-    compressors = {
-        "zlib": numcodecs.Zlib,
-        "gzip": numcodecs.GZip,
-        "zstd": numcodecs.Zstd,
-        "lz4": numcodecs.LZ4,
-    }
+    if name == "lz4":
+        return bytes(numcodecs.LZ4().encode(values))[4:]  # without its header
+    compressors = {"zlib": numcodecs.Zlib, "gzip": numcodecs.GZip, "zstd": numcodecs.Zstd}
     return bytes(compressors[name]().encode(values))
 
 

@@ -29,10 +29,10 @@ COLUMNS = "FROM, COUNT, TO = range(3)\n"
 OTHER_COLUMNS = "TO, FROM, COUNT = range(3)\n"
 
 TABLES = """
-from numba import carray, types
+from numba import carray
 
 from standin._columns import COUNT, FROM, TO
-from standin._compiled import compiled, compiled_callback
+from standin._compiled import compiled
 
 
 @compiled("void(int64[::1])")
@@ -41,7 +41,7 @@ def fill(row):
 
 
 def cast_address(ins, outs):
-    @compiled_callback(types.void(types.voidptr, types.voidptr))
+    @compiled("void(voidptr, voidptr)", callback=True)
     def cast(source, target):
         carray(target, (1,), outs)[0] = carray(source, (1,), ins)[0] + FROM
 
@@ -79,7 +79,7 @@ with events.install_recorder("numba:compile") as compiling:
         function(one.ctypes.data, cast.ctypes.data)
         found[name] = int(cast[0])
 starts = [event for _, event in compiling.buffer if event.is_start]
-callbacks = [0] if len(sys.argv) < 3 else [keep.cache_hits]
+callbacks = [0] if len(sys.argv) < 3 else [sum(keep.stats.cache_hits.values())]
 print(json.dumps({"found": found, "compiled": len(starts), "loaded": callbacks[0]}))
 """
 RIGHT = {"FROM": 10, "COUNT": 20, "TO": 30}

@@ -36,17 +36,15 @@ def said():
     return said, use
 
 
-def test_it_is_said_only_if_it_takes_long_and_again_while_it_goes_on(said):
+def test_it_is_said_once_and_only_if_it_takes_long(said):
     lines, use = said
     told = [use() for _ in range(60)]
     assert told[:2] == [0, 0]
-    assert told == sorted(told)
-    assert 2 <= told[-1] <= 4
-    assert lines[0] == (
+    (line,) = lines
+    assert line == (
         "cellfeed: compiling code, once for this installation and processor (5 to 20 s on a free "
         "core; `cellfeed warm-up` compiles everything at once)"
     )
-    assert all(line.startswith("cellfeed: still compiling; ") for line in lines[1:])
 
 
 @pytest.mark.parametrize(("number", "speaks"), [(0, True), (1, False)])
@@ -99,13 +97,11 @@ dataset = CellDataset(open_collection(sys.argv[1]), BlockShuffling(4), 8, 2, see
 for minibatch in dataset:
     pass
 print(json.dumps(sorted(
-    getattr(each, "__qualname__", "")
-    for each in _everything
-    if getattr(each, "overloads", None) or getattr(each, "_wrapper_address", None)
+    each.py_func.__qualname__ for each in _everything if each.overloads
 )))
 """
 OTHER_CODECS = {"_zstd", "_blosc", "_lz4", "_lzf", "unshuffle", "adder"}
-OTHER_PLACES = {"renumber", "select", "pick", "spread", "_transform", "gather", "_sort_rows"}
+OTHER_PLACES = {"select", "pick", "spread", "gather", "_sort_rows"}
 
 
 @pytest.mark.process

@@ -22,6 +22,7 @@ from cellfeed.bytes._location import (
 )
 from cellfeed.bytes._remote import (
     RemoteObjects,
+    Version,
     expand_url,
     open_object,
     versions_below,
@@ -49,6 +50,7 @@ __all__ = [
     "Location",
     "RemoteObjects",
     "StorageOptions",
+    "Version",
     "appeared",
     "broken_link",
     "cancellable_threads",

@@ -17,7 +17,7 @@ from cellfeed.collection._loaded import Loaded
 from cellfeed.machine import usable_memory_bytes
 from cellfeed.rows import Layout, ObsColumn, require_int64, require_torch_dtype
 from cellfeed.rows._minibatch import Minibatch, RaggedTensor, csr_tensor, same_bits
-from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Transform
+from cellfeed.transforms import Log1p, NormalizeTotal, Transform
 
 _BLOCK = 1 << 24  # elements that are copied or compared at a time
 _MOST_INT32 = 2**31 - 1
@@ -120,8 +120,6 @@ def _transformed(
                 wide = wide * (1 / divisor) if dtype == torch.float32 else wide / divisor
             case Log1p():
                 wide = wide.log1p()
-            case Binarize():
-                wide = values > torch.tensor(each.threshold, dtype=dtype)
         # These two are one step, which does not round in between.
         is_one = isinstance(each, NormalizeTotal) and isinstance(following, Log1p)
         values = wide if is_one else wide.to(dtype)

@@ -17,7 +17,7 @@ from cellfeed.decode import Verify
 from cellfeed.fetch import RowTransform, Transforms, split_steps
 from cellfeed.machine import usable_memory_bytes
 from cellfeed.rows import Dtypes, Element
-from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Transform
+from cellfeed.transforms import Log1p, NormalizeTotal, Transform
 
 AnyDtype: TypeAlias = "DTypeLike | torch.dtype"
 Step: TypeAlias = Transform | RowTransform
@@ -193,7 +193,7 @@ def transforms_of(
 def _sequence(transform: Any) -> tuple[Step, ...]:
     given = transform if isinstance(transform, Sequence) else [transform]
     for each in given:
-        if not isinstance(each, NormalizeTotal | Log1p | Binarize | RowTransform):
+        if not isinstance(each, NormalizeTotal | Log1p | RowTransform):
             msg = (
                 "`transform` must be from `cellfeed.transforms` or `cellfeed.tokenizers`, such as "
                 f"Log1p(), but got {each!r}; pass a function of your own as `batch_transform`"

@@ -20,7 +20,6 @@ from cellfeed.decode._array import (
 )
 from cellfeed.decode._decoder import Counter, Counters, Decoder, SlowRead, Verify
 from cellfeed.decode._kernels._codecs import (
-    PARQUET_CODECS,
     STORED,
     can_cast,
     can_decode,
@@ -32,7 +31,6 @@ from cellfeed.decode._zarr import expect_numcodecs
 
 __all__ = [
     "CHUNK_ELEMENTS",
-    "PARQUET_CODECS",
     "STORED",
     "ChunkReads",
     "ChunkTable",

@@ -15,12 +15,10 @@ from cellfeed._errors import require_one_of
 from cellfeed.bytes import ByteStore
 from cellfeed.decode import _kernels as kernels
 from cellfeed.decode._kernels import _fields as fields
-from cellfeed.decode._kernels._codecs import LZF, STORED, ZARR_CODECS
+from cellfeed.decode._kernels._codecs import LZ4, LZF, STORED, ZARR_CODECS
 from cellfeed.decode._placing import (
     SelectedElements,
-    ValueSteps,
     array_row,
-    locate_pieces,
 )
 from cellfeed.decode._reads import ChunkReads, chunk_table
 
@@ -399,6 +397,8 @@ def plan_selected(
 def chunk_codec(name: str) -> int:
     """Return the code of a codec: "none", "zlib", "gzip", "zstd", "blosc", "lz4" or "lzf".
 
+    Chunks of "lz4" are blocks of LZ4, without a header.
+
     Raises
     ------
     ParameterError
@@ -409,7 +409,7 @@ def chunk_codec(name: str) -> int:
     >>> chunk_codec("none")
     0
     """
-    codecs = {"none": STORED, **ZARR_CODECS, "lzf": LZF}
+    codecs = {"none": STORED, **ZARR_CODECS, "lz4": LZ4, "lzf": LZF}
     require_one_of("codec", name, [*codecs])
     return codecs[name]
 
@@ -491,7 +491,6 @@ class ChunkedArray:
         *,
         index_limit: int = -1,
         column_map: NDArray[np.int32] | None = None,
-        steps: ValueSteps | None = None,
     ) -> ChunkReads:
         """Return the reads for ranges of a one-dimensional array.
 
@@ -504,31 +503,23 @@ class ChunkedArray:
         out_dtype
             Dtype at the destinations.
         index_limit
-            If not negative, elements are column indices, which must be below it.
+            If not negative, elements are column indices, which must be below it, and become int32.
         column_map
             New index of each column, none of which is left out, int32, shape (index_limit,);
             without an index limit, ranges are dense rows, and it is as in `reads_of_rows`.
-        steps
-            Transforms of the values of each range, as a row.
         """
         plan, crossings = plan_ranges(
             starts, counts, destinations, self.chunk_shape[0], out_dtype.itemsize
         )
-        placing = fields.COPIED
-        if column_map is not None:
-            placing = fields.SPREAD if index_limit < 0 else fields.RENUMBERED
+        is_spread = column_map is not None and index_limit < 0
+        placing = fields.SPREAD if is_spread else fields.COPIED
         row = array_row(
             self.dtype, out_dtype, index_limit=index_limit, placing=placing, column_map=column_map
         )
-        pieces: object = None
-        if steps is not None:
-            row[fields.PLACING] = fields.TRANSFORMED
-            row[[fields.STEPS, fields.NUMBERS, fields.N_STEPS]] = steps.located
-            pieces = locate_pieces(plan.segments)
-        reads = self._reads(plan, row, (column_map, steps, pieces))
+        reads = self._reads(plan, row, column_map)
         if index_limit < 0:
             return reads
-        return replace(reads, crossings={out_dtype.itemsize: crossings})
+        return replace(reads, crossings=crossings)
 
     def reads_of_rows(
         self,
@@ -575,13 +566,10 @@ class ChunkedArray:
         column_map
             New index of each column, -1 to leave it out, int32, shape (n_columns,).
         """
-        # Compiled code knows these two; an index that does not fit becomes one out of bounds.
-        known = self.dtype in (np.int32, np.int64)
-        out_dtype = self.dtype if known else np.dtype(np.int64)
         is_selected = (column_map >= 0).view(np.uint8)
         row = array_row(
             self.dtype,
-            out_dtype,
+            np.dtype(np.int32),
             index_limit=len(column_map),
             placing=fields.SELECTED,
             column_map=column_map,
@@ -629,7 +617,7 @@ class ChunkedArray:
         if not self.is_decoded_whole:
             placing = int(array[fields.PLACING])
             kernels.trim(offsets, sizes, plan.firsts, plan.segments, self.dtype.itemsize, placing)
-        table, in_use = chunk_table(
+        table, open_files = chunk_table(
             self.files,
             located.files,
             offsets,
@@ -656,8 +644,8 @@ class ChunkedArray:
             chunks=table,
             segments=plan.segments,
             owners=(self,) * len(arrays),
-            files=(in_use,),
-            keep_alive=(tables, self.checked),
+            files=((self.files, located.files),),
+            keep_alive=(tables, self.checked, open_files),
         )
 
     def describe(self, chunk: int) -> str:
@@ -833,7 +821,7 @@ class RowRanges:
             Dtype at the destinations.
         """
         extents, itemsize = self.extents(rows), self.dtype.itemsize
-        chunks, in_use = chunk_table(
+        chunks, open_files = chunk_table(
             self.files,
             extents.files,
             extents.firsts * itemsize,
@@ -853,7 +841,8 @@ class RowRanges:
             chunks=chunks,
             segments=segments,
             owners=(self,),
-            files=(in_use,),
+            files=((self.files, extents.files),),
+            keep_alive=(open_files,),
         )
 
     def describe(self, chunk: int) -> str:

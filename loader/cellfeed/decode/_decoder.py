@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from multiprocessing.context import get_spawning_popen
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,9 +138,6 @@ def _opened(file: SharedFile) -> Counters:
     return Counters(mmap.mmap(file.descriptor, mmap.PAGESIZE))
 
 
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
-
 Verify: TypeAlias = Literal["first", "always", "never"]
 
 
@@ -171,11 +168,6 @@ class Decoder:
     counters: Counters = field(default_factory=Counters)
     pool: BufferPool = field(default_factory=BufferPool)
 
-    def map(self, function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-        """Call a function with each item, concurrently."""
-        in_turn = map if self.threads is None else self.threads.map
-        return list(in_turn(function, items))
-
 
 # Why an array is read slowly.
 
@@ -205,14 +197,3 @@ class SlowRead:
 
     def __str__(self) -> str:
         return f"through {self.library}: {self.reason}"
-
-
-def byte_order(dtype: np.dtype[Any]) -> str:
-    """Return the byte order of a non-native dtype.
-
-    Examples
-    --------
-    >>> byte_order(np.dtype(">f4"))
-    'big-endian'
-    """
-    return "big-endian" if dtype.byteorder == ">" else "little-endian"

@@ -6,7 +6,6 @@ import uuid
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import h5py
@@ -27,7 +26,7 @@ from cellfeed.decode._array import (
     holds_whole_rows,
     in_two_dimensions,
 )
-from cellfeed.decode._decoder import SlowRead, byte_order
+from cellfeed.decode._decoder import SlowRead
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._codecs import BLOSC, HDF5_CODECS, STORED, can_decode, hdf5_filter
 
@@ -91,13 +90,14 @@ def hdf5_tables(dataset: h5py.Dataset, cached: Callable[[], CachedTables]) -> Ta
     cached
         Returns cached tables of the array from earlier openings; called if it has many chunks.
     """
-    filters = _known(dataset)
-    if isinstance(filters, SlowRead):
+    known = _known(dataset)
+    if isinstance(known, SlowRead):
         return None
+    codec, is_shuffled = known
     described = {
         "dtype": dataset.dtype.str,
-        "codec": filters.codec,
-        "shuffled": filters.shuffle is not None,
+        "codec": codec,
+        "shuffled": is_shuffled,
     }
     if dataset.chunks is None:
         n, offset = int(dataset.size), int(dataset.id.get_offset())
@@ -106,9 +106,9 @@ def hdf5_tables(dataset: h5py.Dataset, cached: Callable[[], CachedTables]) -> Ta
     described["chunk_shape"] = in_two_dimensions(dataset.chunks)
     n_chunks = math.prod(chunk_grid(dataset.shape, dataset.chunks))
     if not are_many(n_chunks):
-        return {**pack(described), **_table(dataset, filters)}
+        return {**pack(described), **_table(dataset, codec, is_shuffled)}
     depends_on = f"chunks {dataset.shape} {dataset.dtype.str} {dataset.chunks} {_filters(dataset)}"
-    found = cached().get(depends_on, n_chunks, lambda: _table(dataset, filters))
+    found = cached().get(depends_on, n_chunks, lambda: _table(dataset, codec, is_shuffled))
     return {**pack(described), **found}
 
 
@@ -181,21 +181,15 @@ def _name(number: int, _flags: int, parameters: tuple[int, ...], name: bytes) ->
     return f"{known.name} {parameters[known.level]}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Filters:
-    """The codec, and the positions of compression and shuffling among the filters."""
+def _known(dataset: h5py.Dataset) -> tuple[int, bool] | SlowRead:
+    """Return codec and whether bytes are shuffled if cellfeed decodes a dataset; else the reason.
 
-    codec: int
-    compression: int | None
-    shuffle: int | None
-
-
-def _known(dataset: h5py.Dataset) -> _Filters | SlowRead:
-    """Return the filters of a dataset if cellfeed decodes it; otherwise the reason."""
+    The filters are shuffling, if any, and compression, if any.
+    """
     dtype = dataset.dtype
     if not dtype.isnative:
         remedy = f"write it as {dtype.newbyteorder('=')}"
-        return _slow(f"its numbers are {byte_order(dtype)}", remedy)
+        return _slow("its numbers are big-endian", remedy)
     if dtype.kind not in "biuf" or not _is_stored_as_in_memory(dataset):
         return _slow(f"its numbers must be converted to {dtype}", f"write it as {dtype}")
     if dataset.size == 0:
@@ -272,13 +266,12 @@ def _is_filled_with_zeros(dataset: h5py.Dataset) -> bool:
     return bool(defined == h5d.FILL_VALUE_DEFAULT)
 
 
-def _known_filters(dataset: h5py.Dataset) -> _Filters | SlowRead:
+def _known_filters(dataset: h5py.Dataset) -> tuple[int, bool] | SlowRead:
     filters = _filters(dataset)
-    shuffle = 0 if [each[0] for each in filters[:1]] == [h5z.FILTER_SHUFFLE] else None
-    if shuffle is not None:
-        filters = filters[1:]
+    is_shuffled = [each[0] for each in filters[:1]] == [h5z.FILTER_SHUFFLE]
+    filters = filters[is_shuffled:]
     if not filters:
-        return _Filters(STORED, None, shuffle)
+        return STORED, is_shuffled
     names = " with ".join(_name(*each) for each in filters)
     codec = HDF5_CODECS.get(filters[0][0])
     if codec == BLOSC and filters[0][2][_BLOSC_COMPRESSOR:][:1] == (_BLOSC_SNAPPY,):
@@ -288,7 +281,7 @@ def _known_filters(dataset: h5py.Dataset) -> _Filters | SlowRead:
         return _slow(f"filter {names} is not supported", remedy)
     if not can_decode(codec):
         return _slow(f"no library that decodes {names} was found", "install cellfeed anew")
-    return _Filters(codec, 0 if shuffle is None else 1, shuffle)
+    return codec, is_shuffled
 
 
 def _filters(dataset: h5py.Dataset) -> list[tuple[int, int, tuple[int, ...], bytes]]:
@@ -297,7 +290,7 @@ def _filters(dataset: h5py.Dataset) -> list[tuple[int, int, tuple[int, ...], byt
     return [created.get_filter(i) for i in range(created.get_nfilters())]
 
 
-def _table(dataset: h5py.Dataset, filters: _Filters) -> Tables:
+def _table(dataset: h5py.Dataset, codec: int, is_shuffled: bool) -> Tables:  # noqa: FBT001
     """Read the locations of chunks from HDF5; see `ChunkTable`."""
     chunk_shape = dataset.chunks
     grid = chunk_grid(dataset.shape, chunk_shape)
@@ -317,16 +310,14 @@ def _table(dataset: h5py.Dataset, filters: _Filters) -> Tables:
         raise ValueError(
             "it has fewer chunks than its index states"
         )  # `_slow_layout` asked how many
-    if filters.compression is None and (sizes[offsets >= 0] != chunk_bytes).any():
+    if codec == STORED and (sizes[offsets >= 0] != chunk_bytes).any():
         # HDF5 itself would read whatever is in memory behind a smaller one.
         raise ValueError(f"it has chunks that are not {chunk_bytes} bytes long")
+    # A bit of a mask for each filter that was skipped, in the order of the filters.
+    skipped = [fields.UNSHUFFLED] * is_shuffled + [fields.UNCOMPRESSED] * (codec != STORED)
     flags = np.zeros(len(offsets), np.uint8)
-    for position, bit in (
-        (filters.compression, fields.UNCOMPRESSED),
-        (filters.shuffle, fields.UNSHUFFLED),
-    ):
-        if position is not None:
-            flags |= np.where(masks >> position & 1, bit, 0).astype(np.uint8)
+    for position, bit in enumerate(skipped):
+        flags |= np.where(masks >> position & 1, bit, 0).astype(np.uint8)
     return {"offsets": offsets, "sizes": sizes, "flags": flags}
 
 

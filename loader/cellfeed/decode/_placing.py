@@ -12,7 +12,7 @@ from cellfeed.decode import _kernels as kernels
 from cellfeed.decode._decoder import Counters
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._codecs import STORED, can_cast
-from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Transform
+from cellfeed.transforms import Log1p, NormalizeTotal, Transform
 
 
 def place_elements(
@@ -84,6 +84,7 @@ def array_row(
     placing, column_map
         How elements are placed, and the new index of each column; the map must outlive the row.
     """
+    assert index_limit < 0 or out_dtype == np.int32  # noqa: S101 - all that compiled code checks
     row = np.zeros(fields.N_ARRAY_COLUMNS, np.int64)
     row[fields.CODEC] = STORED
     row[fields.ITEMSIZE] = dtype.itemsize
@@ -106,8 +107,8 @@ def scratch_bytes(arrays: NDArray[np.int64]) -> int:
     itemsizes = np.maximum(1, arrays[:, fields.ITEMSIZE])
     n_elements = arrays[:, fields.DECODED_BYTES] // itemsizes
     placing = arrays[:, fields.PLACING]
-    is_cast = arrays[:, fields.CAST] != 0
-    n_bytes = np.where(is_cast | (placing == fields.TRANSFORMED), arrays[:, fields.OUT_ITEMSIZE], 0)
+    is_changed = (arrays[:, [fields.CAST, fields.COLUMN_MAP]] != 0).any(axis=1)
+    n_bytes = np.where(is_changed, arrays[:, fields.OUT_ITEMSIZE], 0)
     n_bytes += np.where(placing == fields.SELECTED, 8, 0)
     n_bytes = np.where(placing == fields.PICKED, arrays[:, fields.ITEMSIZE], n_bytes)
     return int((n_elements * n_bytes).max(initial=0))
@@ -163,15 +164,14 @@ class RowGroup(NamedTuple):
         Address of the first value.
     row_length
         Number of values in each row, if they are dense.
-    pointers, pointer_itemsize
-        Address of the row pointers, and bytes of each, if they are sparse.
+    pointers
+        Address of the row pointers, int32, if they are sparse.
     """
 
     n_rows: int
     values: int
     row_length: int = 0
     pointers: int = 0
-    pointer_itemsize: int = 0
 
 
 class ValueSteps:
@@ -199,24 +199,12 @@ class ValueSteps:
                 steps[-1] = (fields.NORMALIZED_LOG1P, steps[-1][1])
             elif isinstance(each, Log1p):
                 steps.append((fields.LOG1P, 0.0))
-            elif isinstance(each, Binarize):
-                steps.append((fields.BINARIZED, float(dtype.type(each.threshold))))
-        self._itemsize, self._counters = dtype.itemsize, counters
-        address = np.array([counters.address_of_non_counts], np.int64).view(np.float64)
+        self._dtype, self._counters = dtype, counters
         self._kinds = np.array([kind for kind, _ in steps], np.int64)
-        self._numbers = np.append(np.array([number for _, number in steps], np.float64), address)
-
-    @property
-    def located(self) -> tuple[int, int, int]:
-        """Addresses of kinds and numbers, valid as long as this object, and their number."""
-        return self._kinds.ctypes.data, self._numbers.ctypes.data, len(self._kinds)
+        self._targets = np.array([target for _, target in steps], np.float64)
 
     def apply(
-        self,
-        groups: Sequence[RowGroup],
-        rows: NDArray[np.intp] | None = None,
-        threads: Executor | None = None,
-        num_threads: int = 1,
+        self, groups: Sequence[RowGroup], threads: Executor | None = None, num_threads: int = 1
     ) -> None:
         """Transform the values of rows in place.
 
@@ -224,21 +212,20 @@ class ValueSteps:
         ----------
         groups
             Rows of the stated dtype, with the same layout.
-        rows
-            Numbers of the rows to transform over all groups, ascending; all rows if None.
         threads, num_threads
             Threads that help the calling thread, and the total number of threads.
         """
         if not groups:
             return
         table, taken = _table(groups), np.zeros(1, np.int64)
-        if rows is None:
-            rows = np.arange(table[-1, fields.FIRST_ROW])
+        n_rows = int(table[-1, fields.FIRST_ROW])
+        non_counts = self._counters.address_of_non_counts
 
         def work() -> None:
-            kernels.transform_rows(table, rows, self._itemsize, self._kinds, self._numbers, taken)
+            steps = self._kinds, self._targets
+            kernels.transform_rows(table, self._dtype, *steps, non_counts, taken)
 
-        n_tasks = -(-rows.size // fields.ROWS_OF_A_TASK)
+        n_tasks = -(-n_rows // fields.ROWS_OF_A_TASK)
         n_helpers = 0 if threads is None else min(num_threads, n_tasks) - 1
         helpers = [threads.submit(work) for _ in range(n_helpers)] if threads is not None else []
         try:
@@ -247,37 +234,9 @@ class ValueSteps:
                 each.result()
         except BaseException:
             # The other threads write into memory that the caller is about to release.
-            taken[0] = rows.size
+            taken[0] = n_rows
             wait(helpers)
             raise
-
-
-def locate_pieces(segments: NDArray[np.int64]) -> object:
-    """Write to segments of transformed values which piece of a row they are.
-
-    Parameters
-    ----------
-    segments
-        Segments of rows, row by row, as `kernels.plan_ranges` returns them; modified.
-
-    Returns
-    -------
-    An object that must exist as long as the segments are used.
-    """
-    within = segments[:, fields.WITHIN]
-    is_piece = within != 0
-    is_piece[:-1] |= is_piece[1:]
-    own = np.flatnonzero(is_piece)
-    rows = np.cumsum(within[own] == 0) - 1
-    n_pieces, placed = np.bincount(rows), np.zeros(own.size, np.int64)
-    pieces = np.empty((own.size, fields.N_PIECE_COLUMNS), np.int64)
-    pieces[:, fields.PIECE_START] = within[own]
-    pieces[:, fields.ROW_ELEMENTS] = np.bincount(rows, segments[own, fields.COUNT])[rows]
-    pieces[:, fields.ROW_PIECES] = n_pieces[rows]
-    pieces[:, fields.ROW_PLACED] = placed.ctypes.data + rows * placed.itemsize
-    within[:] = fields.WHOLE_ROW
-    within[own] = pieces.ctypes.data + np.arange(own.size) * pieces.strides[0]
-    return pieces, placed
 
 
 def _table(groups: Sequence[RowGroup]) -> NDArray[np.int64]:

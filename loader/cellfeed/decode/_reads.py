@@ -1,8 +1,7 @@
 """Chunks to read and the destinations of their elements, processed by several threads."""
 
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -19,38 +18,6 @@ from cellfeed.decode._decoder import Counter, Decoder, Verify
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._codecs import BLOSC, STORED, function_addresses
 from cellfeed.decode._placing import SelectedElements, scratch_bytes
-
-# The page cache: whether bytes are already in it, so that readahead is not needed.
-
-_FEWEST = 2048  # chunks; to tell the system of fewer takes less than 3 ms
-_SAMPLES = 64
-_NO_WAITING = getattr(os, "RWF_NOWAIT", 0)  # of Linux
-
-
-def seem_to_be_in_memory(chunks: NDArray[np.int64]) -> bool:
-    """Return whether chunks of local files seem to be in the page cache, judging by a sample.
-
-    If a tenth of the chunks is not, the answer is wrongly true once in a thousand times. These
-    chunks are then read without readahead.
-
-    Parameters
-    ----------
-    chunks
-        A table of the kernels, int64, shape (n_chunks, n_columns).
-    """
-    if len(chunks) < _FEWEST or not _NO_WAITING:
-        return False
-    byte = [bytearray(1)]
-    for k in range(0, len(chunks), len(chunks) // _SAMPLES):
-        fd, flags = int(chunks[k, fields.FD]), int(chunks[k, fields.FLAGS])
-        if fd < 0 or flags & fields.IN_MEMORY:
-            return False
-        try:
-            os.preadv(fd, byte, int(chunks[k, fields.OFFSET]), _NO_WAITING)
-        except OSError:  # it would wait, or the file system cannot tell
-            return False
-    return True
-
 
 # Reading the bytes of chunks into memory, if compiled threads do not read them themselves.
 
@@ -194,32 +161,6 @@ def _check_own_files(
 _CACHE_BYTES = 1 << 24  # more than this is out of the cache before it is used
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FilesInUse:
-    """Files that are read, and what must exist until they have been.
-
-    Parameters
-    ----------
-    store, files
-        The store, and the number of the file of each chunk, int64, shape (n_chunks,).
-    keep_alive
-        The object that must exist.
-    """
-
-    store: ByteStore
-    files: NDArray[np.int64]
-    keep_alive: object
-
-    @staticmethod
-    def check(those: Sequence["FilesInUse"]) -> None:
-        """Check that none has changed while they were read."""
-        of_store = dict[int, list[FilesInUse]]()
-        for each in those:
-            of_store.setdefault(id(each.store), []).append(each)
-        for some in of_store.values():
-            some[0].store.check_files(np.concatenate([each.files for each in some]))
-
-
 def chunk_table(
     store: ByteStore,
     files: NDArray[np.int64],
@@ -229,8 +170,8 @@ def chunk_table(
     firsts: NDArray[np.int64],
     n_segments: int,
     flags: NDArray[np.int64] | int = 0,
-) -> tuple[NDArray[np.int64], FilesInUse]:
-    """Return the kernels' table of chunks, and the files that it refers to.
+) -> tuple[NDArray[np.int64], object]:
+    """Return the kernels' table of chunks, and an object that must exist while they are read.
 
     Parameters
     ----------
@@ -256,7 +197,7 @@ def chunk_table(
     table[:, fields.FIRST_SEGMENT] = firsts
     table[:-1, fields.END_SEGMENT] = firsts[1:]
     table[-1:, fields.END_SEGMENT] = n_segments
-    return table, FilesInUse(store, files, keep_alive)
+    return table, keep_alive
 
 
 class Owner(Protocol):
@@ -272,28 +213,6 @@ class Owner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeResult:
-    """Counts of completed reads.
-
-    Parameters
-    ----------
-    n_bytes
-        Number of bytes read.
-    n_chunks
-        Number of chunks decoded.
-    n_decompressed
-        Number of bytes after decompression.
-    ascending
-        Whether the column indices of every row ascend strictly.
-    """
-
-    n_bytes: int
-    n_chunks: int
-    n_decompressed: int
-    ascending: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkReads:
     """Tables for `kernels.decode`; `_kernels/_fields.py` names their columns.
@@ -305,19 +224,20 @@ class ChunkReads:
     owners
         The array of each row of ``arrays``.
     crossings
-        Addresses at which the column indices of a row continue from another chunk, by itemsize.
+        Addresses at which the column indices of a row continue from another chunk, int64.
     files
-        The files of the chunks.
+        Numbers of the files of chunks, int64, with their stores.
     keep_alive
-        Objects that must exist while chunks are decoded: tables whose addresses are used.
+        Objects that must exist while chunks are decoded: open files, and tables whose addresses are
+        used.
     """
 
     arrays: NDArray[np.int64]
     chunks: NDArray[np.int64]
     segments: NDArray[np.int64]
     owners: tuple[Owner, ...]
-    crossings: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
-    files: tuple[FilesInUse, ...] = ()
+    crossings: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    files: tuple[tuple[ByteStore, NDArray[np.int64]], ...] = ()
     keep_alive: tuple[object, ...] = ()
 
     @staticmethod
@@ -353,11 +273,7 @@ class ChunkReads:
             arrays=np.concatenate([part.arrays for part in parts]),
             chunks=chunks,
             segments=np.concatenate([part.segments for part in parts]),
-            crossings={
-                itemsize: np.concatenate([part.crossings[itemsize] for part in having])
-                for itemsize in (4, 8)
-                if (having := [part for part in parts if itemsize in part.crossings])
-            },
+            crossings=np.concatenate([part.crossings for part in parts]),
             owners=tuple(owner for part in parts for owner in part.owners),
             files=tuple(some for part in parts for some in part.files),
             keep_alive=tuple(thing for part in parts for thing in part.keep_alive),
@@ -367,13 +283,9 @@ class ChunkReads:
         """Return the same reads without placing elements; so that they can be prefetched."""
         chunks = self.chunks.copy()
         chunks[:, [fields.FIRST_SEGMENT, fields.END_SEGMENT]] = 0
-        return replace(self, chunks=chunks, segments=self.segments[:0], crossings={})
-
-    def without_steps(self) -> "ChunkReads":
-        """Return the same reads without transforming values."""
-        arrays = self.arrays.copy()
-        arrays[arrays[:, fields.PLACING] == fields.TRANSFORMED, fields.PLACING] = fields.COPIED
-        return replace(self, arrays=arrays)
+        return replace(
+            self, chunks=chunks, segments=self.segments[:0], crossings=self.crossings[:0]
+        )
 
     def without_decoding(self) -> "ChunkReads":
         """Return the same reads without decoding the stored bytes."""
@@ -423,24 +335,12 @@ class ChunkReads:
         -------
         An object that keeps requests to stores alive; they are cancelled when it is dropped.
         """
-        ChunkReads.advise([self])
+        kernels.advise(self.chunks, function_addresses())
         chunks, stores = self.chunks, self._stores
         begun = [store.expect(*_ranges(chunks, rows)) for store, rows in _by_store(chunks, stores)]
         return [each for each in begun if each is not None]
 
-    @staticmethod
-    def advise(parts: Sequence["ChunkReads"]) -> None:
-        """Announce the reads to the system, which then run concurrently."""
-        tables = [part.chunks for part in parts]
-        chunks = np.concatenate(tables) if len(tables) > 1 else tables[0]
-        if not seem_to_be_in_memory(chunks):
-            kernels.advise(chunks, function_addresses())
-
-    def run(
-        self,
-        bases: NDArray[np.int64],
-        decoder: Decoder | None = None,
-    ) -> DecodeResult:
+    def run(self, bases: NDArray[np.int64], decoder: Decoder | None = None) -> bool:
         """Read, decode and place everything.
 
         Parameters
@@ -450,6 +350,10 @@ class ChunkReads:
         decoder
             The decoder; the calling thread if None.
 
+        Returns
+        -------
+        Whether the column indices of every row ascend strictly.
+
         Raises
         ------
         FormatError
@@ -457,21 +361,17 @@ class ChunkReads:
         """
         segments = self.segments.copy()
         segments[:, fields.TO] = bind(segments[:, fields.TO], bases)
-        n_bytes, report = self._decode(self.arrays.copy(), segments, decoder or Decoder())
+        report = self._decode(self.arrays.copy(), segments, decoder or Decoder())
         ascending = bool(report[fields.ASCENDING])
-        for itemsize, destinations in self.crossings.items():
-            addresses = bind(destinations, bases)
-            ascending = ascending and bool(kernels.crossings_ascend(addresses, itemsize))
-        return DecodeResult(n_bytes, self.n_chunks, int(report[fields.DECOMPRESSED]), ascending)
+        if self.crossings.size:
+            ascending &= bool(kernels.crossings_ascend(bind(self.crossings, bases)))
+        return ascending
 
-    def decompress(self, decoder: Decoder) -> DecodeResult:
+    def decompress(self, decoder: Decoder) -> None:
         """Read and decompress everything, without placing; see `run`."""
         arrays = self.arrays.copy()
         arrays[:, fields.NOT_PLACED] = 1
-        n_bytes, report = self._decode(arrays, self.segments, decoder)
-        return DecodeResult(
-            n_bytes, self.n_chunks, int(report[fields.DECOMPRESSED]), ascending=True
-        )
+        self._decode(arrays, self.segments, decoder)
 
     def select(self, lengths: NDArray[np.int64], decoder: Decoder) -> SelectedElements:
         """Read and decode the column indices of rows, and select elements by column.
@@ -492,7 +392,7 @@ class ChunkReads:
         # Enough for all elements; pages that are not written to take no memory.
         n_elements, dtype = int(segments[:, fields.COUNT].sum()), np.dtype(np.int64)
         found = decoder.pool.acquire(n_elements * dtype.itemsize).array(dtype, n_elements)
-        _, report = self._decode(self.arrays.copy(), segments, decoder, found.ctypes.data)
+        report = self._decode(self.arrays.copy(), segments, decoder, found.ctypes.data)
         found = found[: report[fields.N_SELECTED]]
         row_firsts = np.flatnonzero(segments[:, fields.WITHIN] == 0)
         n_segments = np.diff(row_firsts, append=len(segments))
@@ -509,7 +409,8 @@ class ChunkReads:
 
         shares = np.linspace(0, row_firsts.size, decoder.num_threads, endpoint=False).astype(int)
         begins = np.unique(row_firsts[shares]).tolist() if row_firsts.size else []
-        ascending = all(decoder.map(gather, [*pairwise([*begins, len(segments)])]))
+        in_turn = map if decoder.threads is None else decoder.threads.map
+        ascending = all([*in_turn(gather, pairwise([*begins, len(segments)]))])
         return SelectedElements(starts, columns, positions, ascending)
 
     def _decode(
@@ -518,15 +419,15 @@ class ChunkReads:
         segments: NDArray[np.int64],
         decoder: Decoder,
         selected: int = 0,
-    ) -> tuple[int, NDArray[np.int64]]:
-        """Process all chunks; return how many bytes were read, and the report of the kernels.
+    ) -> NDArray[np.int64]:
+        """Process all chunks, and return the report of the kernels.
 
         Selected elements are listed at the address ``selected``.
         """
         report = np.zeros(fields.N_REPORTS, np.int64)
         report[fields.ASCENDING], report[fields.SELECTION] = 1, selected
         if not self.n_chunks:
-            return 0, report
+            return report
         if decoder.verify != "first":
             arrays[:, fields.CHECKED] = _CHECKED[decoder.verify]
         kernels.resolve(arrays)  # here, since threads would do it in turn, each with the GIL
@@ -544,17 +445,17 @@ class ChunkReads:
             report[fields.NEXT_TASK] = 0
             n_bytes += self._decode_ready(arrays, chunks, segments, report, decoder)
             if report[fields.FAILURE]:
-                FilesInUse.check(self.files)  # else this would be called damage
+                self._check_files()  # else this would be called damage
                 chunk, failure = divmod(int(report[fields.FAILURE]), fields.PER_CHUNK)
                 raise self._damage(failure, int(rows[chunk]))
             begin = time.perf_counter_ns()
-        FilesInUse.check(self.files)
+        self._check_files()
         counters.add(Counter.CHUNKS, self.n_chunks)
         counters.add(Counter.BYTES_READ, n_bytes)
         counters.add(Counter.BYTES_USED, self.useful_bytes)
         for counter, reported in _REPORTED.items():
             counters.add(counter, int(report[reported]))
-        return n_bytes, report
+        return report
 
     def _decode_ready(
         self,
@@ -594,6 +495,11 @@ class ChunkReads:
             report[fields.FAILURE] = fields.STOPPED
             wait(jobs)
             raise
+
+    def _check_files(self) -> None:
+        """Check that no file has changed while it was read."""
+        for store, files in self.files:
+            store.check_files(files)
 
     @property
     def _stores(self) -> list[ByteStore]:
@@ -647,10 +553,7 @@ def _placed_for_each(alike: Sequence[ChunkReads]) -> ChunkReads:
         first,
         chunks=chunks,
         segments=segments.reshape(-1, fields.N_SEGMENT_COLUMNS),
-        crossings={
-            itemsize: np.concatenate([each.crossings[itemsize] for each in alike])
-            for itemsize in first.crossings
-        },
+        crossings=np.concatenate([each.crossings for each in alike]),
         files=tuple(some for each in alike for some in each.files),
         keep_alive=tuple(thing for each in alike for thing in each.keep_alive),
     )

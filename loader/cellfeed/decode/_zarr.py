@@ -23,7 +23,7 @@ from cellfeed.decode._array import (
     holds_whole_rows,
     in_two_dimensions,
 )
-from cellfeed.decode._decoder import SlowRead, byte_order
+from cellfeed.decode._decoder import SlowRead
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._codecs import STORED, ZARR_CODECS, can_decode, can_verify
 
@@ -326,7 +326,7 @@ def _known_numbers(name: Any, fill_value: Any) -> np.dtype[Any]:
     if dtype.kind not in "biuf":
         raise _SlowError(f"dtype {dtype} {_UNKNOWN}")
     if not dtype.isnative:
-        raise _SlowError(f"its numbers are {byte_order(dtype)}")
+        raise _SlowError("its numbers are big-endian")
     is_number = isinstance(fill_value, int | float)
     if fill_value is not None and not (is_number and fill_value == 0):
         raise _SlowError(f"its missing chunks are {fill_value}, not 0")

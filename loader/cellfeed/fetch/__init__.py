@@ -1,14 +1,17 @@
 """Reading fetches: planning, prefetching, laying out rows in memory."""
 
-from cellfeed.fetch._parts import (
-    Part,
+from cellfeed.fetch._element_read import Part
+from cellfeed.fetch._prefetch import Pools, Stage, in_stages, load_tables, prefetched
+from cellfeed.fetch._reader import (
+    PlannedRead,
+    Readable,
+    Reader,
     ReplaceRows,
     RowTransform,
     Transforms,
+    fetches_of,
     split_steps,
 )
-from cellfeed.fetch._prefetch import Pools, Stage, in_stages, load_tables, prefetched
-from cellfeed.fetch._reader import PlannedRead, Readable, Reader, fetches_of
 
 __all__ = [
     "Part",

@@ -1,4 +1,4 @@
-"""The read of one element in a fetch: where its rows lie in storage, and where they go in memory.
+"""The read of an element in a fetch: where rows of each source lie, and where they go in memory.
 
 The destinations of rows depend on their lengths. These are known for dense rows, and for sparse
 rows that have row pointers and of which no column is left out. Otherwise they are found by a first
@@ -7,34 +7,36 @@ read, of column indices or, if cellfeed does not decode them, of rows.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from cellfeed._errors import ParameterError
-from cellfeed.decode import ChunkReads, Decoder, Extents, ValueSteps, can_cast
+from cellfeed._errors import FormatError, ParameterError
+from cellfeed._runs import Runs, merge_consecutive
+from cellfeed.decode import ChunkReads, Decoder, Extents, can_cast
 from cellfeed.decode._placing import SelectedElements, place_elements
-from cellfeed.fetch._parts import Part
 from cellfeed.rows import (
     Chunks,
+    ColumnMap,
     Copies,
     CsrRows,
     DenseChunks,
     FoundRows,
     Group,
     Layout,
+    RaggedRows,
     RowTarget,
     SparseChunks,
     lay_out,
 )
+from cellfeed.sources import Source, StoredElement
 from cellfeed.sources._source import FoundCsr
-
-_MOST_SELECTED = 1 << 27  # elements at once: a list of them takes 1 GiB if all are selected
 
 Placement = Callable[[NDArray[np.int64]], bool]
 """Places rows in memory whose groups begin at the given addresses, in the calling thread; returns
@@ -42,16 +44,22 @@ whether the columns of each row ascend strictly."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class PartRows:
-    """The rows of one source, and how they are read.
+class Part:
+    """The rows of an element that come from one source, and how they are read.
 
     Parameters
     ----------
-    part
-        The part.
+    source, stored
+        The source, and its element.
+    rows
+        Its rows, ascending, int64, shape (n,).
+    positions
+        Positions of these rows among the distinct rows of the fetch: a range, or numbers.
+    column_map
+        New index of each column; None if its columns are those of the collection.
     lengths
-        Number of elements in each row of the collection, int64, shape (n_rows,); None if unknown
-        before reading.
+        Number of elements in each row of the collection, int64, shape (n,); None if unknown before
+        reading.
     chunks, extents
         The chunks of the rows, and where sparse rows lie in them; None if a library reads the rows.
     indices
@@ -63,58 +71,178 @@ class PartRows:
         rows that are decoded to their destinations, `FoundRows`.
     """
 
-    part: Part
-    lengths: NDArray[np.int64] | None
+    source: Source
+    stored: StoredElement
+    rows: NDArray[np.int64]
+    positions: slice | NDArray[np.intp]
+    column_map: ColumnMap | None
+    lengths: NDArray[np.int64] | None = None
     chunks: Chunks | None = None
     extents: Extents | None = None
     indices: ChunkReads | None = None
     selected: SelectedElements | None = None
     in_memory: Any = None
 
-    @staticmethod
-    def of(part: Part, layout: Layout, row_shape: tuple[int, ...], dtype: Any) -> "PartRows":
-        """Return the rows of a part, in an element of a layout that is delivered as a dtype."""
-        chunks, rows = part.chunked(), part.rows
+    @property
+    def runs(self) -> Runs:
+        """Runs of its rows, for sources that read these themselves."""
+        return merge_consecutive(self.rows)
+
+    @property
+    def columns(self) -> NDArray[np.int32] | None:
+        """New index of each column; None if columns do not change."""
+        return (
+            None
+            if self.column_map is None or self.column_map.is_identity
+            else self.column_map.columns
+        )
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether none of its columns is left out."""
+        return self.column_map is None or self.column_map.keeps_all
+
+    @property
+    def expected_bytes(self) -> int:
+        """Number of bytes that the source requests if these rows are prefetched."""
+        return round(self.stored.expected_row_bytes * self.rows.size)
+
+    @property
+    def _planning(self) -> AbstractContextManager[object]:
+        """The lock of the source; none if rows are requested while others are read."""
+        return nullcontext() if self.stored.expected_row_bytes else self.source.reading
+
+    def chunked(self) -> Chunks | None:
+        """Return the chunks of the element; see `StoredElement.chunked`."""
+        with self._planning:
+            return self.stored.chunked()
+
+    def row_lengths(self) -> NDArray[np.int64] | None:
+        """Return the number of elements of each row, None if it is unknown before reading.
+
+        Raises
+        ------
+        FormatError
+            The source returned something else.
+        """
+        with self._planning:
+            lengths = self.stored.row_lengths(self.runs)
+        if lengths is None:
+            return None
+        lengths = np.asarray(lengths)
+        if lengths.shape != (self.rows.size,) or lengths.dtype.kind not in "iu":
+            raise self.wrong(f"lengths of shape {lengths.shape} and dtype {lengths.dtype}")
+        if lengths.size and lengths.min() < 0:
+            raise self.wrong(f"a row of length {lengths.min()}")
+        return lengths.astype(np.int64, copy=False)
+
+    def read_rows(self) -> Any:
+        """Return the rows that the source reads itself, in the type of their layout.
+
+        Raises
+        ------
+        FormatError
+            The storage is damaged, or the source returned other rows.
+        """
+        with self.source.reading:
+            rows, layout = self.stored.read_rows(self.runs), self.stored.layout
+        if not isinstance(rows, _TYPES[layout]):
+            raise self.wrong(f"{type(rows).__name__} for an element of layout {layout!r}")
+        expected = (self.rows.size, *self.stored.shape[1:])
+        if self.stored.stored_columns is not None:
+            expected = (expected[0], self.stored.stored_columns.size)
+        if rows.shape != expected:
+            raise self.wrong(f"shape {rows.shape}, but {expected} expected")
+        if isinstance(rows, CsrRows):
+            self._check_pointers(rows.indptr, rows.indices, rows.data)
+            if rows.indices.dtype.kind not in "iu":
+                raise self.wrong(f"column indices of dtype {rows.indices.dtype}")
+        elif isinstance(rows, RaggedRows):
+            self._check_pointers(rows.offsets, rows.values)
+        return rows
+
+    def _check_pointers(self, pointers: NDArray[Any], *arrays: NDArray[Any]) -> None:
+        """Check that rows are divided as their arrays are long."""
+        for each in arrays:
+            if each.shape != (pointers[-1],):
+                raise self.wrong(f"an array of shape {each.shape} for {pointers[-1]} elements")
+        if pointers[0] != 0 or np.any(pointers[1:] < pointers[:-1]):
+            raise self.wrong("row pointers that do not ascend from 0")
+
+    def with_columns(self, rows: Any) -> Any:
+        """Return sparse or dense rows that were read with the columns of the collection.
+
+        Columns that the source lacks are zero.
+
+        Raises
+        ------
+        FormatError
+            The rows do not match the source's description.
+        """
+        if self.column_map is None or self.column_map.is_identity:
+            return rows
+        columns, n_columns = self.column_map.columns, self.column_map.n_columns
+        if isinstance(rows, CsrRows):
+            with self.wrong_rows():
+                return rows.with_columns(columns, n_columns)
+        joined = np.zeros((len(rows), n_columns), rows.dtype)
+        are_kept = columns >= 0
+        joined[:, columns[are_kept]] = rows.reshape(len(rows), columns.size)[:, are_kept]
+        return joined
+
+    @contextmanager
+    def wrong_rows(self) -> Iterator[None]:
+        """Say of a `ValueError` that the rows do not match the source's description."""
+        try:
+            yield
+        except ValueError as error:
+            raise self.wrong(error) from error
+
+    def wrong(self, what: object) -> FormatError:
+        """Return the error for rows that do not match the source's description."""
+        msg = (
+            f"{self.source.location}: `{type(self.stored).__name__}` returned wrong rows: {what}; "
+            "the storage may be damaged"
+        )
+        return FormatError(msg)
+
+    def planned(self, layout: Layout, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> Self:
+        """Return the same rows with how they are read, in an element that is delivered as a dtype.
+
+        Parameters
+        ----------
+        layout, row_shape, dtype
+            See `ElementRead`.
+        """
+        chunks, rows = self.chunked(), self.rows
         if chunks is None or chunks.layout != layout or not can_cast(chunks.dtype, dtype):
             chunks = None
         if layout == "dense":
             lengths = np.full(rows.size, math.prod(row_shape), np.int64)
-            return PartRows(part=part, lengths=lengths, chunks=chunks)
+            return replace(self, lengths=lengths, chunks=chunks)
         if chunks is None:
-            known = part.row_lengths() if part.keeps_all else None
-            return PartRows(part=part, lengths=known)
+            return replace(self, lengths=self.row_lengths() if self.keeps_all else None)
         if not isinstance(chunks, SparseChunks):
-            return PartRows(part=part, lengths=chunks.lengths_of(rows), chunks=chunks)
+            return replace(self, lengths=chunks.lengths_of(rows), chunks=chunks)
         extents = chunks.extents(rows)
-        if part.columns is None or part.keeps_all:
-            return PartRows(part=part, lengths=extents.lengths, chunks=chunks, extents=extents)
+        if self.columns is None or self.keeps_all:
+            return replace(self, lengths=extents.lengths, chunks=chunks, extents=extents)
         indices = chunks.indices.reads_selecting(
-            extents.in_indices, extents.counts, column_map=part.columns
+            extents.in_indices, extents.counts, column_map=self.columns
         )
-        return PartRows(part=part, lengths=None, chunks=chunks, extents=extents, indices=indices)
-
-    @property
-    def are_library_read(self) -> bool:
-        """Whether a library still has to read them."""
-        return self.chunks is None and self.in_memory is None
-
-    @property
-    def take_steps(self) -> bool:
-        """Whether transforms are applied to their values while they are placed."""
-        extents = self.extents
-        return extents is not None and extents.rows is None and self.selected is None
+        return replace(self, chunks=chunks, extents=extents, indices=indices)
 
     def announced(self) -> list[ChunkReads]:
         """Return the chunks that the rows may need, for reading without placing."""
         if self.chunks is None:
             return []
-        nowhere = np.zeros(self.part.rows.size, np.int64)
-        dtypes = [np.dtype(np.int64), self.chunks.dtype]
+        nowhere = np.zeros(self.rows.size, np.int64)
+        dtypes = [np.dtype(np.int32), self.chunks.dtype]
         target = RowTarget(lengths=nowhere, destinations=[nowhere, nowhere], dtypes=dtypes)
-        reads, _ = self.reads_and_placements(target, None)
+        reads, _ = self.reads_and_placements(target)
         return reads if self.indices is None else [self.indices, reads[-1]]
 
-    def read(self, decoder: Decoder) -> "PartRows":
+    def found(self, decoder: Decoder) -> Self:
         """Return the same rows after reading them, since their lengths are unknown.
 
         Raises
@@ -122,49 +250,44 @@ class PartRows:
         FormatError
             The storage is damaged.
         """
-        part, stored = self.part, self.part.stored
+        stored = self.stored
         if stored.layout == "ragged":
-            ragged = part.read_rows()
+            ragged = self.read_rows()
             return replace(self, lengths=ragged.lengths, in_memory=ragged)
         rows: Any
-        if isinstance(stored, FoundCsr) and part.columns is None:
-            with part.source.reading:
-                found = stored.find_rows(part.runs)
-            return replace(self, lengths=found.lengths, in_memory=found)
-        rows = _dense_as_csr(part, decoder) if stored.layout == "dense" else part.read_rows()
-        rows = part.with_columns(rows)
+        if isinstance(stored, FoundCsr) and self.columns is None:
+            with self.source.reading:
+                rows = stored.find_rows(self.runs)
+            return replace(self, lengths=rows.lengths, in_memory=rows)
+        rows = _dense_as_csr(self, decoder) if stored.layout == "dense" else self.read_rows()
+        rows = self.with_columns(rows)
         return replace(self, lengths=np.diff(rows.indptr).astype(np.int64), in_memory=rows)
 
-    def with_selected(self, selected: SelectedElements) -> "PartRows":
+    def with_selected(self, selected: SelectedElements) -> Self:
         """Return the same rows with the selected elements of each extent."""
         assert self.extents is not None  # noqa: S101 - of sparse chunks
         extents = self.extents.selected(selected.lengths)
         return replace(self, lengths=extents.lengths, extents=extents, selected=selected)
 
-    def reads_and_placements(
-        self, target: RowTarget, steps: ValueSteps | None
-    ) -> tuple[list[ChunkReads], list[Placement]]:
+    def reads_and_placements(self, target: RowTarget) -> tuple[list[ChunkReads], list[Placement]]:
         """Return the reads of chunks, and the rows that are placed in another way.
 
         Parameters
         ----------
         target
             Destinations of the rows.
-        steps
-            Transforms of values, applied if `take_steps`.
         """
-        part, chunks, extents = self.part, self.chunks, self.extents
+        chunks, extents = self.chunks, self.extents
         if chunks is None:
-            return [], [partial(_place, part, self.in_memory, target)]
+            return [], [partial(_place, self, target)]
         if isinstance(chunks, DenseChunks):
             first = target.destinations[0]
-            return [chunks.reads(part.rows, first, target.dtype, part.columns)], []
+            return [chunks.reads(self.rows, first, target.dtype, self.columns)], []
         if not isinstance(chunks, SparseChunks):
-            return [chunks.reads(part.rows, target.destinations[0], target.dtype)], []
+            return [chunks.reads(self.rows, target.destinations[0], target.dtype)], []
         assert extents is not None  # noqa: S101 - of sparse chunks
         if self.selected is None:
-            steps = steps if self.take_steps else None
-            return chunks.reads(extents, target, part.columns, steps), []
+            return chunks.reads(extents, target, self.columns), []
         reads = chunks.data.reads_of_selected(
             extents.firsts,
             self.selected,
@@ -174,14 +297,18 @@ class PartRows:
         return [reads], [partial(_place_columns, self.selected, extents, target)]
 
 
-def _place(part: Part, rows: Any, target: RowTarget, bases: NDArray[np.int64]) -> bool:
-    """Place rows in memory; the rows of a part that are None are read; see `Placement`."""
+_TYPES = {"csr": CsrRows, "dense": np.ndarray, "ragged": RaggedRows}
+
+
+def _place(part: Part, target: RowTarget, bases: NDArray[np.int64]) -> bool:
+    """Place the rows of a part in memory, after reading them if they are not; see `Placement`."""
+    rows, bound = part.in_memory, target.bound(bases)
     if isinstance(rows, FoundRows):
-        return rows.put(target.bound(bases))
+        return rows.put(bound)
     if rows is None:
         rows = part.with_columns(part.read_rows())
     with part.wrong_rows():
-        return target.bound(bases).put(rows)
+        return bound.put(rows)
 
 
 def _place_columns(
@@ -207,40 +334,6 @@ def _place_columns(
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class RowLayout:
-    """The groups of an element whose destinations are known, and the reads that fill them.
-
-    Parameters
-    ----------
-    groups
-        The groups of rows that result.
-    reads
-        Chunks to decode.
-    placed
-        Rows that are placed in another way.
-    copies
-        Rows that are delivered again.
-    is_zeroed
-        Whether the memory must be zero before.
-    untransformed
-        Positions, in the order of delivery, of rows to which no steps are applied while they are
-        placed, shape (n,); all positions if None.
-    """
-
-    groups: Sequence[Group]
-    reads: Sequence[ChunkReads]
-    placed: Sequence[Placement]
-    copies: Sequence[Copies]
-    is_zeroed: bool
-    untransformed: NDArray[np.intp] | None
-
-    @property
-    def is_transformed(self) -> bool:
-        """Whether the steps are applied to all rows while they are placed."""
-        return self.untransformed is not None and self.untransformed.size == 0
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ElementRead:
     """The read of an element for a fetch.
 
@@ -254,12 +347,16 @@ class ElementRead:
         Positions where groups begin and end, ascending, shape (n_groups + 1,).
     first_number
         Number of the first group among all groups of the fetch.
-    steps
-        Transforms of sparse values, applied while they are placed if possible.
-    rows
+    parts
         The distinct rows, by source.
-    row_layout
-        Their layout; None while some lengths are unknown.
+    groups
+        The groups of rows that result; None while some lengths are unknown, as are those below.
+    reads
+        Chunks to decode.
+    placements
+        Rows that are placed in another way.
+    copies
+        Rows that are delivered again.
     """
 
     layout: Layout
@@ -268,44 +365,38 @@ class ElementRead:
     order: NDArray[np.intp]
     bounds: NDArray[np.int64]
     first_number: int
-    steps: ValueSteps | None
-    rows: Sequence[PartRows]
-    row_layout: RowLayout | None = None
+    parts: Sequence[Part]
+    groups: Sequence[Group] | None = None
+    reads: Sequence[ChunkReads] = ()
+    placements: Sequence[Placement] = ()
+    copies: Sequence[Copies] = ()
 
     @property
     def chunks(self) -> Sequence[ChunkReads]:
         """Chunks that it may need, to be read and decompressed without being placed."""
-        if self.row_layout is None:
-            return [reads for rows in self.rows for reads in rows.announced()]
-        return self.row_layout.reads
+        if self.groups is None:
+            return [reads for part in self.parts for reads in part.announced()]
+        return self.reads
 
     @property
     def is_decoded_here(self) -> bool:
         """Whether these chunks are all that is read."""
-        return all(rows.chunks is not None for rows in self.rows)
+        return all(part.chunks is not None for part in self.parts)
 
     @property
-    def library_parts(self) -> Sequence[Part]:
-        """Rows that their sources still have to read."""
-        return [rows.part for rows in self.rows if rows.are_library_read]
+    def is_zeroed(self) -> bool:
+        """Whether the memory must be zero before, since some columns are in no source."""
+        maps = [part.column_map for part in self.parts]
+        return self.layout == "dense" and not all(each is None or each.covers for each in maps)
 
-    @property
-    def is_known(self) -> bool:
-        """Whether all lengths are known."""
-        return all(each.lengths is not None for each in self.rows)
-
-    def with_layout(self, decoder: Decoder, selection_cache: "Selections") -> "ElementRead":
-        """Return the same read with its layout; see `find_layout`."""
-        return replace(self, row_layout=self.find_layout(decoder, selection_cache))
-
-    def find_layout(self, decoder: Decoder, selection_cache: "Selections") -> RowLayout:
-        """Return the layout, after reading what unknown lengths depend on.
+    def laid_out(self, decoder: Decoder, selections: "Selections") -> "ElementRead":
+        """Return the same read with groups, after reading what unknown lengths depend on.
 
         Parameters
         ----------
         decoder
             The decoder.
-        selection_cache
+        selections
             What other elements have selected of the same rows, to which this adds.
 
         Raises
@@ -315,16 +406,22 @@ class ElementRead:
         ParameterError
             The rows are larger than the machine's memory.
         """
-        if self.row_layout is not None:
-            return self.row_layout
-        rows = [*_with_lengths(self.rows, decoder, selection_cache)]
-        of_parts = [(each, each.lengths) for each in rows if each.lengths is not None]
-        lengths = np.empty(sum(of_part.size for _, of_part in of_parts), np.int64)
-        take_steps = np.empty(lengths.size, np.bool_)
-        for each, of_part in of_parts:
-            where = each.part.positions
-            lengths[where], take_steps[where] = of_part, each.take_steps
-        self._check_fit(float(lengths[self.order].sum(dtype=np.float64)))
+        if self.groups is not None:
+            return self
+        parts = [*_with_lengths(self.parts, decoder, selections)]
+        of_parts = [(part, part.lengths) for part in parts if part.lengths is not None]
+        lengths = np.empty(sum(own.size for _, own in of_parts), np.int64)
+        for part, own in of_parts:
+            lengths[part.positions] = own
+        # Before destinations are computed, which could overflow.
+        n_bytes = float(lengths[self.order].sum(dtype=np.float64)) * self.dtype.itemsize
+        if n_bytes > _all_memory():
+            msg = (
+                f"these rows take {n_bytes:,.0f} bytes, but this machine has {_all_memory():,} "
+                "bytes of memory; read fewer at a time or, if they should be small, copy the "
+                "files again"
+            )
+            raise ParameterError(msg)
         groups, target, copies = lay_out(
             self.layout,
             lengths,
@@ -334,31 +431,11 @@ class ElementRead:
             dtype=self.dtype,
             first_number=self.first_number,
         )
-        reads, placed = list[ChunkReads](), list[Placement]()
-        for each in rows:
-            own = each.reads_and_placements(target[each.part.positions], self.steps)
-            reads, placed = reads + own[0], placed + own[1]
-        maps = [each.part.column_map for each in rows]
-        lack_columns = not all(each is None or each.covers for each in maps)
-        return RowLayout(
-            groups=groups,
-            reads=reads,
-            placed=placed,
-            copies=copies,
-            is_zeroed=self.layout == "dense" and lack_columns,
-            untransformed=None if self.steps is None else np.flatnonzero(~take_steps[self.order]),
-        )
-
-    def _check_fit(self, n_values: float) -> None:
-        """Check that rows fit into the machine's memory, before computing destinations."""
-        n_bytes = n_values * self.dtype.itemsize
-        if n_bytes > _all_memory():
-            msg = (
-                f"these rows take {n_bytes:,.0f} bytes, but this machine has {_all_memory():,} "
-                "bytes of memory; read fewer at a time or, if they should be small, copy the "
-                "files again"
-            )
-            raise ParameterError(msg)
+        reads, placements = list[ChunkReads](), list[Placement]()
+        for part in parts:
+            of_part = part.reads_and_placements(target[part.positions])
+            reads, placements = reads + of_part[0], placements + of_part[1]
+        return replace(self, groups=groups, reads=reads, placements=placements, copies=copies)
 
 
 Selections = dict[tuple[int, int], SelectedElements]
@@ -367,50 +444,34 @@ elements that share column indices select the same."""
 
 
 def _with_lengths(
-    rows: Sequence[PartRows], decoder: Decoder, selection_cache: Selections
-) -> Iterator[PartRows]:
-    """Yield the same rows, in another order, after reading what their lengths depend on."""
-    yield from (each for each in rows if each.lengths is not None)
-    batch, n_elements = list[tuple[PartRows, ChunkReads, NDArray[np.int64]]](), 0
-    for each in rows:
-        if each.indices is None or each.extents is None:
-            continue
-        if (found := selection_cache.get(_selection(each))) is not None:
-            yield each.with_selected(found)
-            continue
-        counts = each.extents.counts
-        n = int(counts.sum())
-        if n_elements and n_elements + n > _MOST_SELECTED:
-            yield from _selected(batch, decoder, selection_cache)
-            batch, n_elements = [], 0
-        batch.append((each, each.indices, counts))
-        n_elements += n
-    yield from _selected(batch, decoder, selection_cache)
-    for each in rows:
-        if each.lengths is None and each.indices is None:
-            yield each.read(decoder)
-
-
-def _selected(
-    batch: Sequence[tuple[PartRows, ChunkReads, NDArray[np.int64]]],
-    decoder: Decoder,
-    selection_cache: Selections,
-) -> Iterator[PartRows]:
-    """Select elements of several rows together."""
-    if not batch:
+    parts: Sequence[Part], decoder: Decoder, selections: Selections
+) -> Iterator[Part]:
+    """Yield the same parts, in another order, after reading what their lengths depend on."""
+    selecting = list[tuple[Part, ChunkReads, NDArray[np.int64]]]()
+    for each in parts:
+        if each.lengths is not None:
+            yield each
+        elif each.indices is None or each.extents is None:
+            yield each.found(decoder)
+        elif (selected := selections.get(_selection(each))) is not None:
+            yield each.with_selected(selected)
+        else:
+            selecting.append((each, each.indices, each.extents.counts))
+    if not selecting:
         return
-    counts = [counts for _, _, counts in batch]
-    reads = ChunkReads.concatenate([indices for _, indices, _ in batch])
-    selected = reads.select(np.concatenate(counts), decoder)
+    # Of all parts together, so that threads do not wait for each other in between.
+    counts = [counts for *_, counts in selecting]
+    reads = ChunkReads.concatenate([indices for _, indices, _ in selecting])
+    all_selected = reads.select(np.concatenate(counts), decoder)
     bounds = accumulate((each.size for each in counts), initial=0)
-    for (rows, _, _), (begin, end) in zip(batch, pairwise(bounds), strict=True):
-        own = selection_cache[_selection(rows)] = selected[begin:end]
-        yield rows.with_selected(own)
+    for (part, *_), (begin, end) in zip(selecting, pairwise(bounds), strict=True):
+        own = selections[_selection(part)] = all_selected[begin:end]
+        yield part.with_selected(own)
 
 
-def _selection(rows: PartRows) -> tuple[int, int]:
-    assert isinstance(rows.chunks, SparseChunks)  # noqa: S101 - of which elements are selected
-    return id(rows.chunks.indices), id(rows.part.columns)
+def _selection(part: Part) -> tuple[int, int]:
+    assert isinstance(part.chunks, SparseChunks)  # noqa: S101 - of which elements are selected
+    return id(part.chunks.indices), id(part.columns)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -276,7 +276,6 @@ class Pools:
 
 # Reading row pointers and chunk tables of many matrices concurrently.
 
-_POLL_SECONDS = 0.2
 _AT_ONCE = 16
 
 
@@ -297,33 +296,22 @@ def load_tables(
     Raises
     ------
     FormatError
-        A table is damaged; the first one that was found.
+        A table is damaged; the first one of those that are.
     """
     if not elements:
         return
 
-    def load(source: Source, element: StoredElement) -> None:
-        with source.reading:
-            outside_lock(element.load_tables)
+    def load(element: tuple[Source, StoredElement]) -> None:
+        with element[0].reading:
+            outside_lock(element[1].load_tables)
 
     num_threads = min(len(elements), _AT_ONCE if are_remote else usable_cpu_count())
     with (
         cancellable_threads(num_threads, "cellfeed-tables") as threads,
         ProgressLine() as line,
     ):
-        jobs = [threads.submit(load, *each) for each in elements]
-        try:
-            n_left = len(jobs)
-            while n_left:
-                ended, left = wait(jobs, _POLL_SECONDS, return_when=FIRST_EXCEPTION)
-                for job in jobs:
-                    if job in ended:
-                        job.result()
-                n_left = len(left)
-                line.show(
-                    f"Reading row pointers and chunk tables: {len(ended)} of {len(jobs)} matrices"
-                )
-        except BaseException:
-            threads.shutdown(wait=False, cancel_futures=True)
-            raise
+        for n_read, _ in enumerate(threads.map(load, elements), 1):
+            line.show(
+                f"Reading row pointers and chunk tables: {n_read} of {len(elements)} matrices"
+            )
     save_records()

@@ -1,32 +1,127 @@
 """Reading rows of a collection directly into minibatches, in the order of delivery."""
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed.bytes._buffers import Buffer, bind, groups_of
+from cellfeed._errors import ParameterError
+from cellfeed.bytes._buffers import Buffer, BufferPool, bind, groups_of
 from cellfeed.decode import ChunkReads, Counter, Counters, Decoder, ValueSteps, Verify, kernels
 from cellfeed.decode._kernels import _fields as fields
-from cellfeed.fetch._element_read import ElementRead, PartRows, RowLayout, Selections
-from cellfeed.fetch._parts import (
-    Part,
-    ReplaceRows,
-    RowTransform,
-    Transforms,
-    require_rows,
-    split_steps,
-)
+from cellfeed.fetch._element_read import ElementRead, Part, Selections
 from cellfeed.fetch._prefetch import ByteBudget, Pools, Stage, in_stages, prefetched
 from cellfeed.machine import usable_cpu_count
 from cellfeed.rows import Cells, CsrRows, Dtypes, Element, Group, ObsColumn, dtypes_of
 from cellfeed.sampling import Fetch, Share
+from cellfeed.transforms import Transform
+
+# Transforms that replace the rows of an element in each minibatch, such as tokenizers.
+
+
+ReplaceRows = Callable[[CsrRows | NDArray[Any], NDArray[np.int64], int, BufferPool], dict[str, Any]]
+"""Makes what a minibatch has in place of rows; called by several threads at once.
+
+It gets the rows of one minibatch, float32 or float64, to which transforms of values have been
+applied: sparse, or dense of shape (n_rows, n_columns); the row of each in the collection, int64,
+shape (n_rows,); the key of (seed, epoch), for what is drawn at random (see
+`cellfeed.sampling.random_words`); and memory for large arrays, which is used again once the
+minibatch is dropped: ``pool.acquire(n_bytes).array(dtype, n)``. It returns arrays, `RaggedRows` or
+`CsrRows` of as many rows, by the name they get.
+"""
+
+
+class RowTransform(ABC):
+    """Base class of what replaces the rows of an element in each minibatch, such as tokenizers.
+
+    In ``CellDataset(transform=[...])`` it comes after transforms of values
+    (`cellfeed.transforms`), which are applied once rows are placed. The decoding threads call it
+    once the rows of a minibatch have arrived. Derived classes are frozen dataclasses, whose fields
+    identify them in states.
+    """
+
+    @property
+    @abstractmethod
+    def row_bytes(self) -> int:
+        """Upper bound of what a row takes in a minibatch, in bytes."""
+
+    def require_fit(self, element: Element) -> None:  # noqa: B027 - any element, by default
+        """Check that it can replace the rows of an element; called before anything is read.
+
+        Parameters
+        ----------
+        element
+            The element, with ``name``, ``layout``, ``row_shape`` and ``column_names``.
+
+        Raises
+        ------
+        ParameterError
+            It cannot.
+        """
+
+    @abstractmethod
+    def bind(self, element: Element, counters: Counters) -> ReplaceRows:
+        """Return the function that replaces rows of an element; see above.
+
+        ``counters`` count what is made, as ``counters.add(Counter.TOKENS, n)``.
+        """
+
+
+def require_rows(
+    made: Any, transform: RowTransform, n_rows: int, obs: Container[str]
+) -> Mapping[str, Any]:
+    """Return what a row transform made of the rows of a minibatch, if that can be delivered.
+
+    Raises
+    ------
+    ParameterError
+        It is no dictionary, has something else than one row for each cell, or the name of an obs
+        column.
+    """
+    if not isinstance(made, Mapping):
+        msg = (
+            f"{transform!r} must return a dictionary of arrays, `CsrRows` or `RaggedRows`, but "
+            f"returned {type(made).__name__}"
+        )
+        raise ParameterError(msg)
+    for name, rows in made.items():
+        shape = getattr(rows, "shape", ())
+        if shape[:1] != (n_rows,):
+            found = f"{shape[0]:,} rows" if shape else type(rows).__name__
+            msg = (
+                f"{transform!r} must return a row for each of {n_rows:,} cells, but {name!r} is "
+                f"{found}"
+            )
+            raise ParameterError(msg)
+        if name in obs:
+            msg = f"{transform!r} returns {name!r}, which is an obs column; choose another name"
+            raise ParameterError(msg)
+    return made
+
+
+Step = Transform | RowTransform
+
+
+def split_steps(steps: Sequence[Step]) -> tuple[list[Transform], RowTransform | None]:
+    """Return transforms of values, and the row transform after them."""
+    of_rows = next((each for each in steps if isinstance(each, RowTransform)), None)
+    return [each for each in steps if isinstance(each, Transform)], of_rows
+
+
+Transforms = Mapping[str, Sequence[Step]]
+"""Transforms by the name of the element, in the order in which they are applied."""
+
+
+# Planning and reading fetches.
+
+_Groups = list[tuple[Group, Buffer]]  # of an element, with the memory of each
 
 
 class Requests:
@@ -59,10 +154,8 @@ class Requests:
 
     def begin(self) -> None:
         """Announce the reads to the system, and start the requests, without waiting."""
-        if self._local:
-            ChunkReads.advise(self._local)
-        if self._stored.n_chunks:
-            self._pending += self._stored.readahead()
+        for each in (*self._local, self._stored):
+            self._pending += each.readahead()
         self._pending += [part.stored.expect(part.runs) for part in self._parts]
 
     def cancel(self) -> None:
@@ -96,7 +189,9 @@ class PlannedRead:
     @property
     def chunks(self) -> ChunkReads:
         """Chunks of all elements, for reading and decompressing without placing."""
-        return ChunkReads.concatenate(_chunks_of(self.elements))
+        return ChunkReads.concatenate(
+            [chunks for each in self.elements.values() for chunks in each.chunks]
+        )
 
     @property
     def is_decoded_here(self) -> bool:
@@ -107,10 +202,6 @@ class PlannedRead:
         """Begin the requests; return this, which keeps them alive."""
         self.requests.begin()
         return self
-
-
-def _chunks_of(elements: Mapping[str, ElementRead]) -> list[ChunkReads]:
-    return [reads for each in elements.values() for reads in each.chunks]
 
 
 class Readable(Protocol):
@@ -181,12 +272,6 @@ class Reader:
                 self._transforms[name] = ValueSteps(of_values, self._dtypes[name], self._counters)
             if of_rows is not None:
                 self._replaced[name] = of_rows, of_rows.bind(element, self._counters)
-        # Applied to sparse values while they are decoded.
-        self._inline_steps = {
-            name: each
-            for name, each in self._transforms.items()
-            if collection.elements[name].layout == "csr"
-        }
         num_threads = num_threads or usable_cpu_count()
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="cellfeed-read")
         self._decoder = Decoder(self._threads, num_threads, verify, self._counters)
@@ -262,10 +347,10 @@ class Reader:
         bounds = np.asarray(groups)
         if not bounds.ndim:
             bounds = np.append(np.arange(0, max(1, order.size), int(bounds)), order.size)
-        parts = self._collection.parts(rows)
-        reads, selection_cache = dict[str, ElementRead](), Selections()
+        parts, reads = self._collection.parts(rows), dict[str, ElementRead]()
         for name, element in self._collection.elements.items():
             layout, row_shape, dtype = element.layout, element.row_shape, self._dtypes[name]
+            own = [part.planned(layout, row_shape, dtype) for part in parts[name]]
             read = ElementRead(
                 layout=layout,
                 row_shape=row_shape,
@@ -273,12 +358,10 @@ class Reader:
                 order=order,
                 bounds=bounds,
                 first_number=len(reads) * (bounds.size - 1),
-                steps=self._inline_steps.get(name),
-                rows=[PartRows.of(part, layout, row_shape, dtype) for part in parts[name]],
+                parts=own,
             )
-            reads[name] = (
-                read.with_layout(self._decoder, selection_cache) if read.is_known else read
-            )
+            is_known = all(part.lengths is not None for part in own)
+            reads[name] = read.laid_out(self._decoder, {}) if is_known else read
         delivered = rows[order]
         return PlannedRead(
             elements=reads,
@@ -286,7 +369,8 @@ class Reader:
             obs={name: each.values[delivered] for name, each in self._collection.obs.items()},
             bounds=bounds,
             requests=Requests(
-                _chunks_of(reads), [part for each in reads.values() for part in each.library_parts]
+                [chunks for each in reads.values() for chunks in each.chunks],
+                [part for each in reads.values() for part in each.parts if part.chunks is None],
             ),
         )
 
@@ -303,11 +387,9 @@ class Reader:
         """
         try:
             with self._counters.processor_time(Counter.PLANNING):
-                selection_cache = Selections()
+                selections: Selections = {}
                 elements = {
-                    name: each.with_layout(self._decoder, selection_cache)
-                    if each.is_decoded_here
-                    else each
+                    name: each.laid_out(self._decoder, selections) if each.is_decoded_here else each
                     for name, each in planned.elements.items()
                 }
         except BaseException:
@@ -344,142 +426,110 @@ class Reader:
             names = self._remaining_thread.submit(self._read_names, planned.rows)
             planned = replace(planned, obs_names=names)
         with self._counters.processor_time(Counter.PLANNING):
-            selection_cache = Selections()
-            layouts = {
-                name: each.find_layout(self._decoder, selection_cache)
+            selections: Selections = {}
+            elements = {
+                name: each.laid_out(self._decoder, selections)
                 for name, each in planned.elements.items()
             }
-            memory = {name: self._memory(each) for name, each in layouts.items()}
-            bases = np.array([each.address for some in memory.values() for each in some], np.int64)
-            reads = ChunkReads.concatenate(
-                [reads for each in layouts.values() for reads in each.reads]
+            groups = {name: self._in_memory(each) for name, each in elements.items()}
+            bases = np.array(
+                [buffer.address for some in groups.values() for _, buffer in some], np.int64
             )
-        if first_alone and planned.bounds[1:-1].size and _are_local_chunks(layouts, reads):
-            return self._first_alone(planned, layouts, memory, bases, reads)
-        ordered = self._fill(layouts, bases, reads)
-        distinct = {} if ordered else self._sorted(layouts, memory)
-        with_sums = {name for name, each in distinct.items() if not all(each)}
-        if any(layouts[name].untransformed is not None for name in with_sums):
-            # Duplicates must be summed before they are transformed. Fetches that were planned
-            # before the first duplicate was met come here too, later ones do not.
-            self._fill(layouts, bases, reads.without_steps())
-            distinct = self._sorted(layouts, memory)
-            layouts = {name: replace(each, untransformed=None) for name, each in layouts.items()}
-            for name in with_sums:
-                self._inline_steps.pop(name, None)
-        self._transform(layouts, memory, distinct)
-        return self._delivered(planned, layouts, memory, distinct)
+            reads = ChunkReads.concatenate(
+                [reads for each in elements.values() for reads in each.reads]
+            )
+        copies = [each for read in elements.values() for each in read.copies if each[-1].size]
+        placements = [each for read in elements.values() for each in read.placements]
+        is_local = not (placements or copies or reads.are_requested)
+        if first_alone and planned.bounds[1:-1].size and is_local:
+            return self._first_alone(planned, groups, bases, reads)
+        ascending = reads.run(bases, self._decoder)
+        for place in placements:
+            with self._counters.wall_time(Counter.LIBRARY):
+                ascending &= place(bases)
+        with self._counters.wall_time(Counter.PLACING):
+            for sources, targets, sizes in copies:
+                kernels.copy_all(bind(sources, bases), bind(targets, bases), sizes)
+        return self._completed(planned, groups, ascending=ascending)
 
     def _read_names(self, rows: NDArray[np.int64]) -> NDArray[np.object_]:
         with self._counters.wall_time(Counter.LIBRARY):
             return self._collection.obs_names(rows)
 
-    def _memory(self, layout: RowLayout) -> list[Buffer]:
-        """Return memory for each group."""
-        buffers = list[Buffer]()
-        for group in layout.groups:
+    def _in_memory(self, read: ElementRead) -> _Groups:
+        """Return the groups of an element, each with memory."""
+        groups = list[tuple[Group, Buffer]]()
+        for group in read.groups or ():
             pool = self._pools.sparse if group.layout == "csr" else self._pools.others
-            buffers.append(pool.acquire(group.n_bytes))
-            if layout.is_zeroed:
-                buffers[-1].array(np.dtype(np.uint8), group.n_bytes)[...] = 0
-        return buffers
+            buffer = pool.acquire(group.n_bytes)
+            if read.is_zeroed:
+                buffer.array(np.dtype(np.uint8), group.n_bytes)[...] = 0
+            groups.append((group, buffer))
+        return groups
 
     def _first_alone(
         self,
         planned: PlannedRead,
-        layouts: Mapping[str, RowLayout],
-        memory: Mapping[str, list[Buffer]],
+        groups: Mapping[str, _Groups],
         bases: NDArray[np.int64],
         reads: ChunkReads,
     ) -> Iterator[Cells]:
         """Read the chunks of the first group, and the others while the first is used."""
         is_first = np.zeros(bases.size, np.bool_)
         is_first[:: planned.bounds.size - 1] = True  # of each element
-        # Values are transformed in place, and only whole rows can be: a row may have chunks in both
-        # parts. Duplicates must be summed before they are transformed.
-        first_reads, other_reads = divide_reads(reads.without_steps(), is_first)
-        first_ascend = first_reads.run(bases, self._decoder).ascending
+        first_reads, other_reads = divide_reads(reads, is_first)
+        are_first_ascending = first_reads.run(bases, self._decoder)
 
-        def finished(which: slice, *, ascending: bool) -> Iterator[Cells]:
-            bounds = planned.bounds[which.start : None if which.stop is None else which.stop + 1]
-            own = {
-                name: replace(each, groups=each.groups[which], untransformed=None)
-                for name, each in layouts.items()
-            }
-            own_memory = {name: each[which] for name, each in memory.items()}
-            distinct = {} if ascending else self._sorted(own, own_memory)
-            self._transform(own, own_memory, distinct)
-            return self._delivered(replace(planned, bounds=bounds), own, own_memory, distinct)
+        def others() -> Iterator[Cells]:
+            are_ascending = other_reads.run(bases, self._decoder) and are_first_ascending
+            own = {name: some[1:] for name, some in groups.items()}
+            read = replace(planned, bounds=planned.bounds[1:])
+            return self._completed(read, own, ascending=are_ascending)
 
-        def remaining() -> Iterator[Cells]:
-            others_ascend = other_reads.run(bases, self._decoder).ascending
-            return finished(slice(1, None), ascending=first_ascend and others_ascend)
-
-        first = finished(slice(0, 1), ascending=first_ascend)
-        self._remaining = self._remaining_thread.submit(remaining)
+        own = {name: some[:1] for name, some in groups.items()}
+        read = replace(planned, bounds=planned.bounds[:2])
+        first = self._completed(read, own, ascending=are_first_ascending)
+        self._remaining = self._remaining_thread.submit(others)
         return _first_and_remaining(first, self._remaining)
 
-    def _fill(
-        self, layouts: Mapping[str, RowLayout], bases: NDArray[np.int64], reads: ChunkReads
-    ) -> bool:
-        """Fill memory; return whether the columns of each sparse row ascend strictly."""
-        ordered = reads.run(bases, self._decoder).ascending
-        for each in layouts.values():
-            for place in each.placed:
-                with self._counters.wall_time(Counter.LIBRARY):
-                    ordered &= place(bases)
-            for sources, targets, sizes in each.copies:
-                with self._counters.wall_time(Counter.PLACING):
-                    kernels.copy_all(bind(sources, bases), bind(targets, bases), sizes)
-        return ordered
+    def _completed(
+        self, planned: PlannedRead, groups: Mapping[str, _Groups], *, ascending: bool
+    ) -> Iterator[Cells]:
+        """Sort sparse rows by column if not ``ascending``, transform values, and yield the groups.
 
-    def _sorted(
-        self, layouts: Mapping[str, RowLayout], memory: Mapping[str, Sequence[Buffer]]
-    ) -> dict[str, list[bool]]:
+        Groups are transformed here, except those whose duplicate columns must be summed first.
+        """
+        num_threads = self._decoder.num_threads
+        distinct = dict[str, list[bool]]()
+        for name, some in groups.items():
+            distinct[name] = [True] * len(some) if ascending else self._sorted(some)
+            if name in self._transforms:
+                located = [
+                    group.located(buffer)
+                    for (group, buffer), is_done in zip(some, distinct[name], strict=True)
+                    if is_done and group.layout != "ragged"  # which have no transforms
+                ]
+                begin = time.perf_counter_ns()
+                self._transforms[name].apply(located, self._threads, num_threads)
+                taken = time.perf_counter_ns() - begin
+                self._counters.add(Counter.PLACING, taken * num_threads)
+        return self._delivered(planned, groups, distinct)
+
+    def _sorted(self, groups: _Groups) -> list[bool]:
         """Sort sparse rows by column; return for each group whether columns are distinct."""
 
-        def sort(some: Sequence[tuple[Group, Buffer]]) -> list[bool]:
+        def sort(some: _Groups) -> list[bool]:
             with self._counters.wall_time(Counter.PLACING):
                 return [group.sort(buffer) for group, buffer in some]
 
-        distinct = dict[str, list[bool]]()
-        for name, each in layouts.items():
-            pairs = [*zip(each.groups, memory[name], strict=True)]
-            step = max(1, -(-len(pairs) // self._decoder.num_threads))
-            shares = [pairs[k : k + step] for k in range(0, len(pairs), step)]
-            distinct[name] = [one for share in self._threads.map(sort, shares) for one in share]
-        return distinct
-
-    def _transform(
-        self,
-        layouts: Mapping[str, RowLayout],
-        memory: Mapping[str, Sequence[Buffer]],
-        distinct: Mapping[str, Sequence[bool]],
-    ) -> None:
-        """Transform values, except in groups whose duplicate columns must be summed first."""
-        for name, transforms in self._transforms.items():
-            layout = layouts[name]
-            if layout.is_transformed:
-                continue
-            is_distinct = distinct.get(name, [True] * len(layout.groups))
-            located = [
-                group.located(buffer)
-                for group, buffer, is_done in zip(
-                    layout.groups, memory[name], is_distinct, strict=True
-                )
-                if is_done and group.layout != "ragged"  # which have no transforms
-            ]
-            begin = time.perf_counter_ns()
-            rows, num_threads = layout.untransformed, self._decoder.num_threads
-            transforms.apply(located, rows, self._threads, num_threads)
-            taken = time.perf_counter_ns() - begin
-            self._counters.add(Counter.PLACING, taken * num_threads)
+        step = max(1, -(-len(groups) // self._decoder.num_threads))
+        shares = [groups[k : k + step] for k in range(0, len(groups), step)]
+        return [one for share in self._threads.map(sort, shares) for one in share]
 
     def _delivered(
         self,
         planned: PlannedRead,
-        layouts: Mapping[str, RowLayout],
-        memory: Mapping[str, list[Buffer]],
+        groups: Mapping[str, _Groups],
         distinct: Mapping[str, Sequence[bool]],
     ) -> Iterator[Cells]:
         """Yield the groups.
@@ -487,18 +537,16 @@ class Reader:
         Each is made when it is due, by the thread that uses it: meanwhile the next fetch is
         decoded.
         """
-        for some in memory.values():
+        for some in groups.values():
             some.reverse()
-        bounds, groups = planned.bounds.tolist(), {n: each.groups for n, each in layouts.items()}
+        bounds = planned.bounds.tolist()
         all_names = None if planned.obs_names is None else planned.obs_names.result()
-        del layouts
         for k, here in enumerate(map(slice, bounds[:-1], bounds[1:])):
             elements: dict[str, Any] = {}
-            for name, of_element in groups.items():
+            for name, some in groups.items():
                 # Memory is popped, so that only the minibatch refers to it.
-                group, buffer = of_element[k], memory[name].pop()
-                is_distinct = not distinct or distinct[name][k]
-                if group.layout == "csr" and self._sum_duplicates and not is_distinct:
+                group, buffer = some.pop()
+                if group.layout == "csr" and self._sum_duplicates and not distinct[name][k]:
                     summed = group.over(buffer, distinct=False)
                     if name in self._transforms:
                         self._transforms[name].apply([summed.located()])
@@ -516,7 +564,9 @@ class Reader:
 
     def read_bytes(self, planned: PlannedRead) -> int:
         """Read the bytes of the chunks of a fetch and discard them; return how many there are."""
-        return planned.chunks.without_decoding().decompress(self._decoder).n_bytes
+        before = self._counters.values[Counter.BYTES_READ]
+        planned.chunks.without_decoding().decompress(self._decoder)
+        return int(self._counters.values[Counter.BYTES_READ] - before)
 
     def decompress(self, planned: PlannedRead) -> None:
         """Read and decompress the chunks of a fetch, without placing rows."""
@@ -534,9 +584,9 @@ class Reader:
         key
             Key of the epoch, for what row transforms draw.
         """
-        return self._finished(groups, dense, key) if dense or self._replaced else groups
+        if not (dense or self._replaced):
+            return groups
 
-    def _finished(self, groups: Iterator[Cells], dense: bool, key: int) -> Iterator[Cells]:  # noqa: FBT001
         def finish(cells: Cells) -> Cells:
             elements = dict[str, Any]()
             for name, rows in cells.items():
@@ -552,16 +602,18 @@ class Reader:
                     elements[name] = rows
             return replace(cells, elements=elements)
 
-        if self._remaining is not None:  # the first group arrives before the others
-            yield from map(finish, islice(groups, 1))
-        yield from prefetched(finish, groups, self._dense_threads, self._decoder.num_threads)
+        # The first group may arrive before the others.
+        first = islice(groups, 0 if self._remaining is None else 1)
+        num_threads = self._decoder.num_threads
+        others = prefetched(finish, groups, self._dense_threads, num_threads)
+        return chain(map(finish, first), others)
 
     def _dense_rows(self, rows: Any) -> Any:
         if not isinstance(rows, CsrRows):
             return rows
-        group = Group.dense(*rows.shape, rows.data.dtype)
-        memory = self._pools.dense.acquire(group.n_bytes)
-        dense = group.over(memory)
+        n_rows, n_columns = rows.shape
+        memory = self._pools.dense.acquire(n_rows * n_columns * rows.data.itemsize)
+        dense = memory.array(rows.data.dtype, n_rows * n_columns).reshape(rows.shape)
         rows.densify_into(dense)
         return dense
 
@@ -571,13 +623,6 @@ def _first_and_remaining(
 ) -> Iterator[Cells]:
     yield from first
     yield from remaining.result()
-
-
-def _are_local_chunks(layouts: Mapping[str, RowLayout], reads: ChunkReads) -> bool:
-    """Return whether all rows come from chunks of local files, each row once."""
-    are_others = any(each.placed for each in layouts.values())
-    are_copied = any(sizes.size for each in layouts.values() for *_, sizes in each.copies)
-    return not (are_others or are_copied or reads.are_requested)
 
 
 # Dividing reads by destination, so that some groups can be used before the others.
@@ -592,7 +637,7 @@ def divide_reads(reads: ChunkReads, is_first: NDArray[np.bool_]) -> tuple[ChunkR
     Parameters
     ----------
     reads
-        Reads without `ValueSteps`.
+        The reads.
     is_first
         Whether each group is complete after the first part, shape (n_groups,).
     """
@@ -606,11 +651,8 @@ def divide_reads(reads: ChunkReads, is_first: NDArray[np.bool_]) -> tuple[ChunkR
         chunks, ends = table[are_in], np.cumsum(n_segments[are_in])
         chunks[:, fields.FIRST_SEGMENT] = ends - n_segments[are_in]
         chunks[:, fields.END_SEGMENT] = ends
-        crossings = {
-            itemsize: addresses[is_first[groups_of(addresses)] == first]
-            for itemsize, addresses in reads.crossings.items()
-        }
         own = segments[np.repeat(are_in, n_segments)]
+        crossings = reads.crossings[is_first[groups_of(reads.crossings)] == first]
         return replace(reads, chunks=chunks, segments=own, crossings=crossings)
 
     return part(first=True), part(first=False)
@@ -678,11 +720,8 @@ def fetches_of(
         finally:
             budget.release(laid_out.requests.expected_bytes)
 
-    if prefetch == 1:  # without a thread of their own for plans
-        stages = [Stage(lambda number: laid_out(begun(number)), 1), Stage(read, 1)]
-    else:
-        # The one that is laid out and not yet read is one of them.
-        stages = [Stage(begun, prefetch - 1), Stage(laid_out, 1), Stage(read, 1)]
+    # The one that is laid out and not yet read is one of those.
+    stages = [Stage(begun, prefetch - 1), Stage(laid_out, 1), Stage(read, 1)]
     with reader, in_stages(share.numbers, stages) as groups, budget:
         # `map` drops each group once yielded; a generator expression would keep it.
         yield from map(lambda each: (undelivered.popleft(), each), groups)  # noqa: C417

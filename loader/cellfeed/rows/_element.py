@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed._errors import ParameterError
-from cellfeed.decode import ChunkedArray, ChunkReads, Extents, RowRanges, ValueSteps
+from cellfeed.decode import ChunkedArray, ChunkReads, Extents, RowRanges
 from cellfeed.rows._layout import ByElement, CsrRows, Layout, RowTarget, refuse_element
 
 if TYPE_CHECKING:
@@ -209,15 +209,13 @@ def dtypes_of(elements: Mapping[str, Element], dtype: Dtypes) -> dict[str, np.dt
     ParameterError
         A dtype is given for a missing element, or for one whose values have fields.
     """
-    if isinstance(dtype, Mapping):
-        for name in dtype:
-            if name not in elements:
-                there = ", ".join(map(repr, elements))
-                msg = f"`dtype` names {name!r}, which is not among the elements read: {there}"
-                raise ParameterError(msg)
-        dtypes = {name: dtype.get(name, each.dtype) for name, each in elements.items()}
-    else:
-        dtypes = {name: each.dtype if dtype is None else dtype for name, each in elements.items()}
+    given = dtype if isinstance(dtype, Mapping) else dict.fromkeys(elements, dtype)
+    for name in given:
+        if name not in elements:
+            there = ", ".join(map(repr, elements))
+            msg = f"`dtype` names {name!r}, which is not among the elements read: {there}"
+            raise ParameterError(msg)
+    dtypes = {name: given.get(name) or each.dtype for name, each in elements.items()}
     for name, each in elements.items():
         if each.dtype.names is not None and dtypes[name] != each.dtype:
             fields = ", ".join(map(repr, each.dtype.names))
@@ -277,7 +275,6 @@ class SparseChunks(ABC):
         extents: Extents,
         target: RowTarget,
         column_map: NDArray[np.int32] | None = None,
-        steps: ValueSteps | None = None,
     ) -> list[ChunkReads]:
         """Return the reads of rows to a target: of column indices, and of values.
 
@@ -289,11 +286,8 @@ class SparseChunks(ABC):
             Destinations of the rows, as a dtype that values can be cast to.
         column_map
             New index of each stored column, none of which is left out; None if they do not change.
-        steps
-            Transforms of the values of rows that are one extent each.
         """
-        size = target.dtypes[0].itemsize
-        destinations = extents.destinations(target.destinations[0], size)
+        destinations = extents.destinations(target.destinations[0], target.dtypes[0].itemsize)
         indices = self.indices.reads_of_ranges(
             extents.in_indices,
             extents.counts,
@@ -303,14 +297,13 @@ class SparseChunks(ABC):
             column_map=column_map,
         )
         if extents.within is not None:
-            crossings = [indices.crossings[size], destinations[extents.within > 0]]
-            indices = replace(indices, crossings={size: np.concatenate(crossings)})
+            crossings = [indices.crossings, destinations[extents.within > 0]]
+            indices = replace(indices, crossings=np.concatenate(crossings))
         data = self.data.reads_of_ranges(
             extents.firsts,
             extents.counts,
             extents.destinations(target.destinations[-1], target.dtype.itemsize),
             target.dtype,
-            steps=steps,
         )
         return [indices, data]
 
@@ -560,6 +553,4 @@ class Cells(ByElement):
         """
         from cellfeed.rows._minibatch import minibatch_of  # noqa: PLC0415 - it imports torch
 
-        made = minibatch_of(self.elements, self.obs, self.rows, self.obs_names, dense=dense)
-        companions = {name: each.to_torch(dense=dense) for name, each in self.companions.items()}
-        return replace(made, **companions) if companions else made
+        return minibatch_of(self, dense=dense)

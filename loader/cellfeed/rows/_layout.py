@@ -71,7 +71,6 @@ class CsrRows:
             n_rows=len(self.indptr) - 1,
             values=self.data.ctypes.data,
             pointers=self.indptr.ctypes.data,
-            pointer_itemsize=self.indptr.itemsize,
         )
 
     def with_columns(self, columns: NDArray[np.int32], n_vars: int) -> CsrRows:
@@ -232,6 +231,7 @@ class ByElement:
     elements: Mapping[str, Any]
     obs: Mapping[str, Any]
     rows: Any
+    obs_names: Any
     controls: Any
     neighbors: Any
 
@@ -346,7 +346,7 @@ class RowTarget:
         addresses once the target is bound. Sparse rows have two arrays, of column indices and of
         values; other rows have one, of values.
     dtypes
-        Dtype of each array; that of column indices is int32 or int64.
+        Dtype of each array; that of column indices is int32.
     """
 
     lengths: NDArray[np.int64]
@@ -448,8 +448,8 @@ class Group:
     layout
         Layout of the rows.
     pointers
-        Start of each row among the elements, and end of the last, shape (n_rows + 1,); int32, or
-        int64 if needed, if rows are sparse.
+        Start of each row among the elements, and end of the last, shape (n_rows + 1,); int32 if
+        rows are sparse, else int64.
     row_shape
         Shape of a row: the number of columns, or several numbers; ``()`` if rows are ragged.
     dtype
@@ -463,12 +463,6 @@ class Group:
     row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
     data_start: int = 0
-
-    @staticmethod
-    def dense(n_rows: int, n_columns: int, dtype: np.dtype[Any]) -> Group:
-        """Return a group of dense rows."""
-        pointers = np.arange(n_rows + 1) * n_columns
-        return Group(layout="dense", pointers=pointers, row_shape=(n_columns,), dtype=dtype)
 
     @property
     def n_elements(self) -> int:
@@ -514,8 +508,6 @@ class Group:
         """
         if self.layout != "csr":
             return True
-        if self.row_shape[0] > np.iinfo(np.int32).max:
-            return False  # left to SciPy
         rows = self.over(buffer)
         values = buffer.array(np.dtype(np.uint8), rows.data.nbytes, start=self.data_start)
         return bool(kernels.sort_rows(rows.indptr, rows.indices, values, rows.data.itemsize))
@@ -525,12 +517,7 @@ class Group:
         n_rows, values = len(self.pointers) - 1, buffer.address + self.data_start
         if self.layout == "dense":
             return RowGroup(n_rows, values, row_length=math.prod(self.row_shape))
-        return RowGroup(
-            n_rows,
-            values,
-            pointers=self.pointers.ctypes.data,
-            pointer_itemsize=self.pointers.itemsize,
-        )
+        return RowGroup(n_rows, values, pointers=self.pointers.ctypes.data)
 
 
 def _summed(rows: CsrRows) -> CsrRows:
@@ -576,6 +563,11 @@ def lay_out(
     -------
     The groups; the destinations of the distinct rows; and the copies to make afterwards, of rows
     that are delivered again, which are read once.
+
+    Raises
+    ------
+    ParameterError
+        The sparse rows of a group have 2^31 elements or columns, or more.
     """
     ends = np.concatenate([[0], np.cumsum(lengths[order])])
     sizes = np.diff(ends[bounds])
@@ -586,9 +578,14 @@ def lay_out(
     index_dtype: np.dtype[Any] = np.dtype(np.int64)
     data_starts = np.zeros_like(sizes)
     if layout == "csr":
-        # SciPy and torch want one dtype for both; int32 halves the memory while it suffices.
-        most = max(sizes.max(initial=0), row_shape[0])
-        index_dtype = np.dtype(np.int32 if most <= np.iinfo(np.int32).max else np.int64)
+        # SciPy and torch want one dtype for both.
+        most, index_dtype = int(sizes.max(initial=0)), np.dtype(np.int32)
+        if max(most, row_shape[0]) > np.iinfo(np.int32).max:
+            msg = (
+                f"{most:,} non-zeros in {row_shape[0]:,} columns are too many for one minibatch: "
+                "both must be below 2^31; read fewer rows at once"
+            )
+            raise ParameterError(msg)
         data_starts = -(-sizes * index_dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         dtypes.insert(0, index_dtype)
         destinations.append(destination(groups_of_rows, elements * index_dtype.itemsize))

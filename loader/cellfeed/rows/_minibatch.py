@@ -105,7 +105,7 @@ class Minibatch(ByElement):
     elements
         Tensors by name, such as ``"X"``, in the order of the collection. Each has shape
         (n_cells, n_columns), or more dimensions if it is stored with more, such as images. An
-        element is sparse CSR with int32 indices (int64 if needed) if it is stored sparse; dense if
+        element is sparse CSR with int32 indices if it is stored sparse; dense if
         it is stored dense or with ``dense=True``; and a `RaggedTensor` if rows differ in length.
         torch has no structured dtypes, so each field becomes an element of its own:
         ``"X/token"``. torch cannot convert sparse tensors of unsigned 16 to 64 bit integers to
@@ -250,26 +250,17 @@ def _made_dense(minibatch: Minibatch) -> Minibatch:
     return replace(minibatch, elements=elements, **companions)
 
 
-def minibatch_of(
-    elements: Mapping[str, Any],
-    obs: Mapping[str, NDArray[Any]],
-    rows: NDArray[np.int64],
-    obs_names: NDArray[np.object_] | None,
-    *,
-    dense: bool,
-) -> Minibatch:
-    """Return cells as tensors, from the parts of `Cells`."""
+def minibatch_of(cells: ByElement, *, dense: bool) -> Minibatch:
+    """Return `Cells` as tensors, with their companions."""
     require_torch("`to_torch`")
-    return Minibatch(
-        {
-            own_name: _element_tensor(own, dense=dense)
-            for name, each in elements.items()
-            for own_name, own in _fields(name, each)
-        },
-        {name: _obs_tensor(name, values) for name, values in obs.items()},
-        torch.from_numpy(rows),
-        obs_names,
-    )
+    elements = {
+        own_name: _element_tensor(own, dense=dense)
+        for name, each in cells.items()
+        for own_name, own in _fields(name, each)
+    }
+    obs = {name: _obs_tensor(name, values) for name, values in cells.obs.items()}
+    companions = {name: minibatch_of(each, dense=dense) for name, each in cells.companions.items()}
+    return Minibatch(elements, obs, torch.from_numpy(cells.rows), cells.obs_names, **companions)
 
 
 def _fields(name: str, rows: Any) -> Iterator[tuple[str, Any]]:

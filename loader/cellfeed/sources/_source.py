@@ -23,8 +23,8 @@ from cellfeed._errors import ColumnError, FormatError, ParameterError
 from cellfeed._lazy import pd
 from cellfeed._runs import Runs, expand
 from cellfeed.bytes import Identity, Location, appeared, identity, removed, replaced
+from cellfeed.bytes._store import FolderFiles, files_below
 from cellfeed.decode import ChunkedArray, ChunkReads, RowRanges, SlowRead, can_cast
-from cellfeed.decode._files import FolderFiles, files_below
 from cellfeed.machine import threads_per_process
 from cellfeed.rows import (
     Chunks,
@@ -614,7 +614,7 @@ class ChunkedElement(StoredElement):
         values = np.empty(ends[-1], self.dtype)
         starts = ends[:-1] * values.itemsize
         if isinstance(chunks, SparseChunks):
-            indices = np.empty(ends[-1], np.int64)
+            indices = np.empty(ends[-1], np.int32)
             target = RowTarget(
                 lengths=lengths,
                 destinations=[ends[:-1] * indices.itemsize, starts],

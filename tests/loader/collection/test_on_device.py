@@ -29,7 +29,7 @@ from cellfeed import (
     open_collection,
 )
 from cellfeed.collection import _loaded
-from cellfeed.transforms import Binarize, Log1p, NormalizeTotal
+from cellfeed.transforms import Log1p, NormalizeTotal
 
 pytestmark = [
     pytest.mark.skipif(not _loaded.can_lend(), reason="the system has no such memory"),
@@ -164,7 +164,6 @@ def joined(minibatches):
         [NormalizeTotal(100)],
         [NormalizeTotal(1e4), Log1p()],
         [Log1p(), NormalizeTotal(10)],
-        [Binarize(50)],
     ],
     ids=str,
 )

@@ -14,13 +14,14 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
-from numcodecs import LZ4, Blosc, GZip, Zlib, Zstd
+from numcodecs import Blosc, GZip, Zlib, Zstd
+from tests.loader.decode.test_chunks import run
 from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 
 from cellfeed import FormatError
+from cellfeed.bytes._store import FolderFiles
 from cellfeed.bytes._tables import CachedTables
-from cellfeed.decode import ChunkReads, Decoder
-from cellfeed.decode._files import ZarrFiles
+from cellfeed.decode import ChunkReads
 from cellfeed.decode._hdf5 import hdf5_array, hdf5_tables
 from cellfeed.decode._zarr import zarr_array, zarr_layout
 from cellfeed.sources import Arrival, ByteStore, Location
@@ -40,7 +41,6 @@ ZARR_2 = {
     "gzip": GZip(),
     "zstd": Zstd(),
     "blosc": Blosc(),
-    "lz4": LZ4(),
 }
 
 
@@ -95,7 +95,7 @@ def zarr_of(path, **options):
 def zarr_on_disk(path):
     array = zarr.create_array(path, data=VALUES, chunks=(300,))
     layout: Any = zarr_layout(array.metadata.to_dict())
-    files = ZarrFiles(path, layout, lambda: None)
+    files = FolderFiles(path, layout.file_names, 0, stay_open=False)
     return zarr_array(layout, files, "x", no_tables(path), lost_is_zero=False)
 
 
@@ -110,9 +110,7 @@ def reads_of(array, ranges, place=0):
 def read(array, ranges, num_threads=2):
     reads, out = reads_of(array, ranges), np.zeros(np.ptp(ranges, 1).sum(), array.dtype)
     reads.readahead()
-    with ThreadPoolExecutor(num_threads) as threads:
-        done = reads.run(np.array([out.ctypes.data]), Decoder(threads, num_threads))
-    return out, done
+    return out, run(reads, [out.ctypes.data], num_threads)
 
 
 RANGES = [(10, 20), (290, 310), (900, 905), (3000, 3001), (4990, 5000)]
@@ -265,9 +263,8 @@ class TestArrivals:
 
         arrive(order[:n_before])
         late = threading.Thread(target=arrive, args=(order[n_before:],))
-        with ThreadPoolExecutor(2) as threads:
-            late.start()
-            done = reads.run(np.array([out.ctypes.data]), Decoder(threads, 2))
+        late.start()
+        done = run(reads, [out.ctypes.data], num_threads=2)
         late.join()
         assert np.array_equal(out, self.EXPECTED)
         asked = [each for several in store.asked for each in several]

@@ -40,7 +40,7 @@ def row_layout(collection, rows):
     """Lay out rows of ``X``, which reads what their lengths depend on."""
     with Reader(collection) as reader, ThreadPoolExecutor(2) as threads:
         planned = reader.plan(rows, np.arange(rows.size), 7)
-        return planned.elements["X"].find_layout(Decoder(threads, 2), {})
+        return planned.elements["X"].laid_out(Decoder(threads, 2), {})
 
 
 def n_chunks(layout):
@@ -65,9 +65,7 @@ class TestSelectedGenes:
         n_selected = np.count_nonzero(values[rows, 7])
         assert sum(group.n_elements for group in groups) == n_selected
 
-    @pytest.mark.parametrize("most", [1, 500])
-    def test_few_elements_at_once(self, tmp_path, path, values, monkeypatch, most):
-        monkeypatch.setattr(_element_read, "_MOST_SELECTED", most)
+    def test_of_files_with_other_orders_of_genes(self, tmp_path, path, values):
         other = write(tmp_path / "other.h5ad", sp.csr_matrix(values[:, ::-1]), GENES[::-1])
         collection = open_collection([path, other], genes=["gene3", "gene1"])
         rows = np.random.default_rng(1).permutation(600)

@@ -32,4 +32,4 @@ class TestZarrInMemory(Zarr):
 
     @pytest.fixture(autouse=True)
     def in_memory(self, monkeypatch):
-        monkeypatch.setattr("cellfeed.decode._files.ZarrFiles.handles", lambda self, files: None)
+        monkeypatch.setattr("cellfeed.bytes._store.FolderFiles.handles", lambda self, files: None)

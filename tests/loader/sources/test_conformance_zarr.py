@@ -42,7 +42,7 @@ V3_CODECS: dict[str, Any] = {
     "crc32c, zstd": [Crc32cCodec(), ZstdCodec()],
 }
 CODECS = {2: V2_CODECS, 3: V3_CODECS}
-SLOW = {"bz2", "crc32c, zstd"}
+SLOW = {"lz4", "bz2", "crc32c, zstd"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from tests.loader.sources.zarr_cells import quiet, write_cells
 from tests.loader.zarr_stores import written_at_once
 
 from cellfeed import CategoricalColumn, FormatError, PathError, open_collection
-from cellfeed.decode._files import OpenFile
+from cellfeed.bytes._store import OpenFile
 
 pytestmark = quiet
 
@@ -217,8 +217,8 @@ class TestOpenFiles:
     def test_more_shards_than_may_stay_open(self, new_store, monkeypatch):
         gc.collect()  # what other tests opened
         opened_before = sum(each() is not None for each in OpenFile._all)
-        files = "cellfeed.decode._files"
-        monkeypatch.setattr(f"{files}.share_of_descriptors", lambda *_: opened_before + 2)
+        most = "cellfeed.bytes._store.share_of_descriptors"
+        monkeypatch.setattr(most, lambda *_: opened_before + 2)
         options = {"chunks": (7,), "shards": (7,)}
         path = new_store(CSR, indices=options, data=options)
         collection = open_collection(path)

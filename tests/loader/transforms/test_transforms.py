@@ -28,8 +28,7 @@ from cellfeed import (
     Streaming,
     open_collection,
 )
-from cellfeed.fetch import Reader
-from cellfeed.transforms import Binarize, Log1p, NormalizeTotal, Transform
+from cellfeed.transforms import Log1p, NormalizeTotal, Transform
 
 NORMALIZED = [NormalizeTotal(1e4), Log1p()]
 N_GENES = 7
@@ -59,10 +58,8 @@ def formula(X: Values, transform: Transform, dtype: np.dtype[Any]) -> Values:
         totals = X.sum(axis=1, keepdims=True)
         divisor = np.where(totals == 0, 1.0, totals / transform.target_sum)
         return np.asarray(X / divisor)
-    if isinstance(transform, Log1p):
-        return np.log1p(X)
-    assert isinstance(transform, Binarize)
-    return np.where(dtype.type(transform.threshold) < X, 1.0, 0.0)
+    assert isinstance(transform, Log1p)
+    return np.log1p(X)
 
 
 def delivered(dataset: CellDataset, n_rows: int, n_columns: int = N_GENES) -> NDArray[Any]:
@@ -108,12 +105,11 @@ NUMBERS = hnp.arrays(
 RECIPES: list[list[Transform]] = [
     [NormalizeTotal(100.0)],
     [NormalizeTotal(100.0), Log1p()],
-    [Log1p(), Binarize(0.9)],
+    [Log1p(), NormalizeTotal(7.0)],
 ]
 ONE = st.one_of(
     st.builds(NormalizeTotal, st.sampled_from([1.0, 1e4, 1e6])),
     st.just(Log1p()),
-    st.builds(Binarize, st.sampled_from([0.0, 0.1, 3.0])),
 )
 
 
@@ -261,7 +257,7 @@ class TestFormulas:
         checked(X, transforms, is_sparse=is_sparse, units=1, dtype="float32")
 
     @SPARSE_AND_DENSE
-    @given(X=COUNTS, chain=st.permutations([NormalizeTotal(50), Log1p(), Binarize(0.7)]))
+    @given(X=COUNTS, chain=st.permutations([NormalizeTotal(50), Log1p(), NormalizeTotal(7)]))
     def test_chains_are_applied_in_order(self, checked, is_sparse, X, chain):
         checked(X, chain, is_sparse=is_sparse, units=4, dtype="float64")
 
@@ -307,7 +303,7 @@ class TestFormulas:
 class TestSparse:
     @pytest.mark.parametrize(
         "transform",
-        [*NORMALIZED, Binarize(1)],
+        NORMALIZED,
         ids=lambda each: type(each).__name__,
     )
     def test_stays_sparse(self, plates, transform):
@@ -396,14 +392,6 @@ class TestHowRowsCome:
             dataset = normalized(path)
             for each in (dataset, pickle.loads(pickle.dumps(dataset))):
                 assert np.array_equal(delivered(each, 63, 11), reference)
-
-    def test_nothing_is_left_to_be_transformed_after_decoding(self, plates):
-        collection = open_collection(plates)
-        with Reader(collection, transforms={"X": [Log1p()]}) as reader:
-            planned = reader.plan(np.arange(40), np.random.default_rng(1).permutation(40), 8)
-        layout = planned.elements["X"].row_layout
-        assert layout is not None
-        assert layout.is_transformed
 
     def test_totals_are_of_the_genes_that_are_delivered(self, plates, in_memory):
         genes = ["gene7", "gene2", "gene3"]
@@ -505,9 +493,8 @@ class TestValues:
             functools.partial(NormalizeTotal, 0),
             functools.partial(NormalizeTotal, float("inf")),
             functools.partial(NormalizeTotal, "1e4"),  # type: ignore[arg-type]
-            functools.partial(Binarize, float("nan")),
-            functools.partial(Binarize, True),
-            functools.partial(Binarize, -0.5),
+            functools.partial(NormalizeTotal, float("nan")),
+            functools.partial(NormalizeTotal, True),
         ],
         ids=repr,
     )

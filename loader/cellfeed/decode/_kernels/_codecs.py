@@ -83,6 +83,15 @@ def _library_file(module: str) -> str:
     return spec.origin
 
 
+# Every codec's function takes ten integers: the address of the chunk and its size; the address of
+# the output and the chunk's size after decompression; the first byte that is wanted and the one
+# after the last; and addresses of `function_addresses`, of the decompressors of deflate and of
+# Zstandard, and of scratch memory of the size of the output. It returns how many bytes it has
+# decompressed, including those that are wanted, or minus a failure. A chunk whose wanted bytes are
+# damaged is decompressed to its end, which shows the damage.
+SIGNATURE = f"int64({', '.join(['int64'] * 10)})"
+
+
 @dataclass(frozen=True, slots=True)
 class Hdf5Filter:
     """The HDF5 filter of a codec.
@@ -136,19 +145,18 @@ ZLIB = _codec(
 )
 GZIP = _codec(DEFLATE_NEW, DEFLATE_FREE, GZIP_DECOMPRESS, zarr="gzip")
 ZSTD = _codec(
-    ZSTD_NEW, ZSTD_FREE, ZSTD_DECOMPRESS, hdf5=Hdf5Filter(32015, "zstd", level=0), zarr="zstd"
+    *(ZSTD_NEW, ZSTD_FREE, ZSTD_DECOMPRESS, ZSTD_START_STREAM, ZSTD_STREAM),
+    hdf5=Hdf5Filter(32015, "zstd", level=0),
+    zarr="zstd",
 )
 BLOSC = _codec(
-    BLOSC_VALIDATE, BLOSC_DECOMPRESS, hdf5=Hdf5Filter(32001, "blosc", level=4), zarr="blosc"
+    *(BLOSC_VALIDATE, BLOSC_DECOMPRESS, LZ4_DECOMPRESS, LZ4_DECOMPRESS_HEAD),
+    hdf5=Hdf5Filter(32001, "blosc", level=4),
+    zarr="blosc",
 )
 LZF = _codec(LZF_DECOMPRESS, hdf5=Hdf5Filter(32000, "lzf"))
-LZ4 = _codec(LZ4_DECOMPRESS, zarr="lz4")
-LZ4_RAW = _codec(LZ4_DECOMPRESS)  # without a header of its size
-SNAPPY = _codec()
+LZ4 = _codec(LZ4_DECOMPRESS, LZ4_DECOMPRESS_HEAD)  # blocks without a header
 
-PARQUET_CODECS = {
-    "none": STORED, "snappy": SNAPPY, "gzip": GZIP, "zstd": ZSTD, "lz4": LZ4_RAW,
-}  # fmt: skip
 HDF5_CODECS = {each.hdf5.number: codec for codec, each in enumerate(_codecs) if each.hdf5}
 ZARR_CODECS = {each.zarr: codec for codec, each in enumerate(_codecs) if each.zarr}
 

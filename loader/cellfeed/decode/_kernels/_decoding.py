@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cellfeed._compiled import compiled
 from cellfeed.decode._kernels import _codecs as codecs
 from cellfeed.decode._kernels import _fields as fields
-from cellfeed.decode._kernels._decompression import adder, decompressor, int32_at, unshuffle
+from cellfeed.decode._kernels._decompression import adder, decompressor, unshuffle
 from cellfeed.decode._kernels._fields import Ints
 from cellfeed.decode._kernels._native import (
     address_of,
@@ -19,12 +19,12 @@ from cellfeed.decode._kernels._native import (
     clear_bytes,
     elements,
     finish_streams,
+    int32_at,
     nanoseconds,
     pointer_to,
     row_of,
 )
 from cellfeed.decode._kernels._placing import extent, placer
-from cellfeed.decode._kernels._transforming import step_applier
 
 # Compiled: reading the bytes of chunks, adjacent chunks with one call.
 
@@ -171,8 +171,6 @@ def resolve(arrays: Ints) -> None:
     ):
         for each in np.unique(arrays[:, kind]).tolist():
             arrays[arrays[:, kind] == each, column] = function_of(each)
-    for each in np.flatnonzero(arrays[:, fields.PLACING] == fields.TRANSFORMED).tolist():
-        arrays[each, fields.APPLY_STEP] = step_applier(int(arrays[each, fields.OUT_ITEMSIZE]))
     if arrays[:, fields.SHUFFLED].any():
         arrays[:, fields.UNSHUFFLE] = unshuffle.address
     if arrays[:, fields.DELTA].any():
@@ -257,7 +255,7 @@ def head_sizes(arrays: Ints, chunks: Ints, segments: Ints) -> Any:
 
 @compiled("boolean(CPointer(int64), int64, int64, int64, int64)", inner=True)
 def _take_zeros(array: Ints, segments_at: int, n_segments: int, buffer: int, is_lost: int) -> bool:
-    """Let all segments begin at the same zeros, as many as the longest segment needs.
+    """Write zeros in place of a chunk that does not exist; the buffer has room for a whole one.
 
     Returns
     -------
@@ -271,13 +269,7 @@ def _take_zeros(array: Ints, segments_at: int, n_segments: int, buffer: int, is_
     may_be_zeros = array[fields.LOST_IS_ZERO] or (array[fields.INDEX_LIMIT] >= 0 and longest <= 1)
     if is_lost and not may_be_zeros:
         return False
-    if array[fields.PLACING] == fields.PICKED:
-        clear_bytes(buffer, array[fields.DECODED_BYTES])
-        return True
-    for k in range(n_segments):
-        segment = row_of(segments_at, k, fields.N_SEGMENT_COLUMNS)
-        segment[fields.FROM] = 0
-    clear_bytes(buffer, longest * array[fields.ITEMSIZE])
+    clear_bytes(buffer, array[fields.DECODED_BYTES])
     return True
 
 
@@ -396,8 +388,7 @@ def decode(  # noqa: PLR0912 - one loop over chunks
             before, now = now, nanoseconds(clock)
             decompressing += now - before
             if failure == 0 and not array[fields.NOT_PLACED]:
-                is_ours = int(here in (decoded, unshuffled))
-                arguments = (here, own, n_own, address_of(array), reported, scratch, is_ours)
+                arguments = (here, own, n_own, address_of(array), reported, scratch)
                 failure = call(array[fields.PLACE], arguments)
                 before, now = now, nanoseconds(clock)
                 placing += now - before

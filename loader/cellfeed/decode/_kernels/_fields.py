@@ -25,9 +25,6 @@ Ints: TypeAlias = NDArray[np.int64]
     PLACING,  # how elements are written to their destinations; see below
     COLUMN_MAP,  # address of an int32 for each column: its new number, -1 if it is left out
     IS_SELECTED,  # SELECTED: address of a byte for each column: 1 if it is selected, else 0
-    STEPS,  # TRANSFORMED: address of an int64 for each step: its kind
-    NUMBERS,  # address of a float64 for each step: its number
-    N_STEPS,
     CHECKED,  # address of a bit for each chunk: whether it was fully decompressed; or see below
     NOT_PLACED,  # whether to stop after decompression
     DELTA,  # whether each element of a chunk is stored as its difference from the one before it
@@ -35,23 +32,20 @@ Ints: TypeAlias = NDArray[np.int64]
     DECOMPRESS,  # addresses of functions, which `resolve` fills in: of the codec,
     UNSHUFFLE,  # if chunks are SHUFFLED,
     ADD_UP,  # if they are stored as a DELTA,
-    PLACE,  # of PLACING,
-    APPLY_STEP,  # and, if rows are TRANSFORMED, of the function that applies a step to one
+    PLACE,  # and of PLACING
     N_ARRAY_COLUMNS,
-) = range(25)
+) = range(21)
 
 # In place of CHECKED: decompress each chunk completely every time, or only as far as needed.
 EVERY_TIME, NEVER = 0, -1
 
 # How the elements of a segment are written to their destination.
 (
-    COPIED,  # contiguously, unchanged
-    RENUMBERED,  # column indices, renumbered by COLUMN_MAP; none is left out
+    COPIED,  # contiguously; column indices are renumbered by COLUMN_MAP, of which none is left out
     SELECTED,  # column indices; the selected ones are listed, see `_selecting`
     PICKED,  # values of selected elements, contiguously
     SPREAD,  # a dense row, each element to its column in COLUMN_MAP
-    TRANSFORMED,  # values of sparse rows, to which STEPS are applied
-) = range(6)
+) = range(4)
 
 # Columns of a table of chunks. FD: a descriptor, or minus the address of the path of a file that
 # is opened to read the chunk. FLAGS: filters that were skipped when this chunk was written. Its
@@ -65,14 +59,8 @@ AT_HAND = 128  # they always were: no store reads them
 
 # Columns of a table of segments: elements of a chunk with one destination. WITHIN: position of the
 # first element in its row or range; for PICKED, the address of the positions of its elements in
-# their row; for TRANSFORMED, WHOLE_ROW if it is one, else the address of a row of the table below.
+# their row.
 FROM, COUNT, TO, WITHIN, N_SEGMENT_COLUMNS = range(5)
-WHOLE_ROW = -1
-
-# Columns of a table of the pieces of rows that lie in several chunks: position of the first element
-# of a piece in its row; number of elements and of pieces of the row; and the address of the row's
-# int64 count of placed pieces.
-PIECE_START, ROW_ELEMENTS, ROW_PIECES, ROW_PLACED, N_PIECE_COLUMNS = range(5)
 
 # What `decode` reports: a failure (0 if none) plus PER_CHUNK times the number of its chunk, in one
 # word, since several threads may fail at once; whether the columns of each row ascend within each
@@ -106,10 +94,10 @@ PER_CHUNK = 16
 CHECKSUM_BYTES = 4
 
 # Kinds of steps of transforms.
-NORMALIZED, LOG1P, NORMALIZED_LOG1P, BINARIZED = range(4)
+NORMALIZED, LOG1P, NORMALIZED_LOG1P = range(3)
 
 # Columns of a table of groups of rows to transform.
-FIRST_ROW, VALUES, ROW_LENGTH, POINTERS, POINTER_ITEMSIZE, N_GROUP_COLUMNS = range(6)
+FIRST_ROW, VALUES, ROW_LENGTH, POINTERS, N_GROUP_COLUMNS = range(5)
 
 # Rows and chunks that a thread takes at a time, and the bytes that it reads at once.
 ROWS_OF_A_TASK = 16

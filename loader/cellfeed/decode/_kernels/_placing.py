@@ -5,13 +5,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._compiled import compiled, compiled_callback
+from cellfeed._compiled import compiled
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._fields import Ints
 from cellfeed.decode._kernels._native import (
     BLOCK_BYTES,
     address_of,
-    atomic_add,
     call,
     clear_bytes,
     copy_bytes,
@@ -25,11 +24,9 @@ from cellfeed.decode._kernels._native import (
 from cellfeed.decode._kernels._selecting import (
     PLACING_SIGNATURE,
     pick,
-    renumber,
     select,
     spread,
 )
-from cellfeed.decode._kernels._transforming import step_applier
 
 # Functions that plan fill arrays that `cellfeed.decode._array` allocates: that compiled code
 # allocates nothing halves the time to compile it. They return how many chunks and segments there
@@ -221,8 +218,8 @@ _TILE_BYTES = 24 << 10  # of a dense matrix; they fit in the L1 cache
 _SPARSE = 16  # elements per placed one from which clearing only placed ones is faster
 
 
-@compiled(*(f"int64(CPointer({index}), int64, int64)" for index in ("int32", "int64")), inner=True)
-def _check_indices(indices: NDArray[Any], n: int, limit: int) -> int:
+@compiled("int64(CPointer(int32), int64, int64)", inner=True)
+def _check_indices(indices: NDArray[np.int32], n: int, limit: int) -> int:
     """Return 0 if indices ascend strictly within [0, limit), otherwise the kind of error."""
     if n == 0:
         return 0
@@ -233,6 +230,22 @@ def _check_indices(indices: NDArray[Any], n: int, limit: int) -> int:
         highest = max(highest, indices[i])
     if lowest < 0 or highest >= limit:
         return _OUT_OF_BOUNDS
+    return _UNSORTED if descents else 0
+
+
+@compiled("int64(CPointer(int32), int64, int64, CPointer(int32))", inner=True)
+def _renumber(indices: NDArray[np.int32], n: int, limit: int, columns: NDArray[np.int32]) -> int:
+    """Renumber indices in place; return what `_check_indices` returns of the new ones."""
+    last, descents = -1, 0
+    for i in range(n):
+        if not 0 <= indices[i] < limit:
+            return _OUT_OF_BOUNDS
+        column = columns[indices[i]]
+        if column < 0:
+            return _OUT_OF_BOUNDS
+        descents += column <= last
+        last = column
+        indices[i] = column
     return _UNSORTED if descents else 0
 
 
@@ -262,94 +275,46 @@ def _look_up_pages(segments_at: int, n_segments: int, array: Ints) -> None:
             prefetch(target + page)
 
 
-@compiled_callback(PLACING_SIGNATURE)
-def _copy(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
-    """Copy or cast elements of a chunk contiguously."""
+@compiled(PLACING_SIGNATURE, callback=True)
+def _copy(source, segments_at, n_segments, array_at, report_at, scratch):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """Copy or cast elements of a chunk contiguously; column indices are checked and renumbered."""
     array = elements(array_at, np.int64)
     report = elements(report_at, np.int64)
+    columns, limit = array[fields.COLUMN_MAP], array[fields.INDEX_LIMIT]
     _look_up_pages(segments_at, n_segments, array)
     for k in range(n_segments):
         segment = row_of(segments_at, k, fields.N_SEGMENT_COLUMNS)
         begin = source + segment[fields.FROM] * array[fields.ITEMSIZE]
         n, target = segment[fields.COUNT], segment[fields.TO]
+        changed = scratch if array[fields.STREAMED] else target
         if array[fields.CAST]:
-            cast = scratch if array[fields.STREAMED] else target
-            call(array[fields.CAST], (begin, cast, n))
-            begin = cast
-        if array[fields.INDEX_LIMIT] >= 0:
-            if array[fields.OUT_ITEMSIZE] == 4:
-                problem = _check_indices(elements(begin, np.int32), n, array[fields.INDEX_LIMIT])
+            call(array[fields.CAST], (begin, changed, n))
+            begin = changed
+        elif columns:
+            copy_bytes(changed, begin, n * array[fields.ITEMSIZE])
+            begin = changed
+        if limit >= 0:
+            indices = elements(begin, np.int32)
+            if columns:
+                problem = _renumber(indices, n, limit, elements(columns, np.int32))
             else:
-                problem = _check_indices(elements(begin, np.int64), n, array[fields.INDEX_LIMIT])
+                problem = _check_indices(indices, n, limit)
             if problem == _OUT_OF_BOUNDS:
                 return fields.BAD_INDEX
             if problem == _UNSORTED:
                 report[fields.ASCENDING] = 0
         if array[fields.STREAMED]:
             _stream_bytes(target, begin, n * array[fields.OUT_ITEMSIZE])
-        elif not array[fields.CAST] and target != begin:  # else only checked
+        elif begin != target:
             copy_bytes(target, begin, n * array[fields.ITEMSIZE])
-    return 0
-
-
-@compiled("void(int64, int64, CPointer(int64))", inner=True)
-def _apply_steps(row: int, n: int, array: Ints) -> None:
-    """Apply all steps to a row, in the cache after the first one."""
-    steps, n_steps = elements(array[fields.STEPS], np.int64), array[fields.N_STEPS]
-    for k in range(n_steps):
-        number = array[fields.NUMBERS] + 8 * k
-        non_counts = array[fields.NUMBERS] + 8 * n_steps
-        call(array[fields.APPLY_STEP], (row, n, steps[k], number, non_counts, k))
-
-
-@compiled("void(CPointer(int64), int64, int64, CPointer(int64))", inner=True)
-def _place_piece(segment: Ints, source: int, target: int, array: Ints) -> None:
-    """Place a piece of a row; the thread that places the last piece transforms the row."""
-    n, itemsize = segment[fields.COUNT], array[fields.OUT_ITEMSIZE]
-    if array[fields.CAST]:
-        call(array[fields.CAST], (source, target, n))
-    else:
-        copy_bytes(target, source, n * itemsize)
-    piece = elements(segment[fields.WITHIN], np.int64)
-    if (atomic_add(piece[fields.ROW_PLACED], 1) + 1) % piece[fields.ROW_PIECES] == 0:
-        row = target - piece[fields.PIECE_START] * itemsize
-        _apply_steps(row, piece[fields.ROW_ELEMENTS], array)
-
-
-@compiled_callback(PLACING_SIGNATURE)
-def _transform(source, segments_at, n_segments, array_at, report_at, scratch, may_change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
-    """Place values of sparse rows, and transform them while they are in the cache."""
-    array = elements(array_at, np.int64)
-    itemsize = array[fields.OUT_ITEMSIZE]
-    _look_up_pages(segments_at, n_segments, array)
-    for k in range(n_segments):
-        segment = row_of(segments_at, k, fields.N_SEGMENT_COLUMNS)
-        begin = source + segment[fields.FROM] * array[fields.ITEMSIZE]
-        n, target = segment[fields.COUNT], segment[fields.TO]
-        if segment[fields.WITHIN] != fields.WHOLE_ROW:
-            _place_piece(segment, begin, target, array)
-            continue
-        if array[fields.CAST]:
-            call(array[fields.CAST], (begin, scratch, n))
-            begin = scratch
-        elif not may_change:
-            copy_bytes(scratch, begin, n * itemsize)
-            begin = scratch
-        _apply_steps(begin, n, array)
-        if array[fields.STREAMED]:
-            _stream_bytes(target, begin, n * itemsize)
-        else:
-            copy_bytes(target, begin, n * itemsize)
     return 0
 
 
 _PLACERS = {
     fields.COPIED: _copy,
-    fields.RENUMBERED: renumber,
     fields.SELECTED: select,
     fields.PICKED: pick,
     fields.SPREAD: spread,
-    fields.TRANSFORMED: _transform,
 }
 
 
@@ -360,8 +325,6 @@ def placer(placing: int) -> int:
 
 def place(source: int, segments: Ints, array: Ints, report: Ints, scratch: int) -> None:
     """Place elements that are already in memory, as `decode` does for chunks."""
-    if array[fields.PLACING] == fields.TRANSFORMED:
-        array[fields.APPLY_STEP] = step_applier(int(array[fields.OUT_ITEMSIZE]))
     _place(placer(int(array[fields.PLACING])), source, segments, array, report, scratch)
 
 
@@ -370,24 +333,19 @@ def _place(
     function: int, source: int, segments: Ints, array: Ints, report: Ints, scratch: int
 ) -> None:
     own, n_own, reported = address_of(segments), len(segments), address_of(report)
-    failure = call(function, (source, own, n_own, address_of(array), reported, scratch, 0))
+    failure = call(function, (source, own, n_own, address_of(array), reported, scratch))
     pointer_to(report)[fields.FAILURE] = failure
     finish_streams()
 
 
-@compiled("boolean(int64[::1], int64)")
-def crossings_ascend(crossings: Ints, itemsize: int) -> bool:
+@compiled("boolean(int64[::1])")
+def crossings_ascend(crossings: Ints) -> bool:
     """Return whether the index at each address is larger than the one before it in memory."""
     at = pointer_to(crossings)
     for i in range(crossings.size):
-        if itemsize == 4:
-            narrow = elements(at[i] - 4, np.int32)
-            if narrow[1] <= narrow[0]:
-                return False
-        else:
-            wide = elements(at[i] - 8, np.int64)
-            if wide[1] <= wide[0]:
-                return False
+        indices = elements(at[i] - 4, np.int32)
+        if indices[1] <= indices[0]:
+            return False
     return True
 
 
@@ -402,8 +360,7 @@ def densify(
 
 @compiled(
     *(
-        f"void({index}[::1], {index}[::1], {value}[::1], {value}[:,::1], {value}[::1], int32[::1])"
-        for index in ("int32", "int64")
+        f"void(int32[::1], int32[::1], {value}[::1], {value}[:,::1], {value}[::1], int32[::1])"
         for value in ("uint8", "uint16", "uint32", "uint64")
     )
 )

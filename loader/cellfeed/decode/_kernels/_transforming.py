@@ -9,7 +9,7 @@ from numba import types
 from numba.np.numpy_support import from_dtype
 from numpy.typing import NDArray
 
-from cellfeed._compiled import compiled, compiled_callback
+from cellfeed._compiled import compiled
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._fields import Ints
 from cellfeed.decode._kernels._native import (
@@ -17,7 +17,6 @@ from cellfeed.decode._kernels._native import (
     address_of,
     atomic_add,
     bits_of_float,
-    call,
     divide,
     elements,
     float_of_bits,
@@ -28,7 +27,7 @@ from cellfeed.decode._kernels._native import (
 
 # Compiled conversions of elements from one dtype to another, by address.
 
-_SIGNATURE = types.void(types.int64, types.int64, types.int64)
+_SIGNATURE = "void(int64, int64, int64)"
 _LARGEST_INT32 = np.iinfo(np.int32).max
 
 # Bits of a float32 without its sign; the last three are bounds of float16.
@@ -50,8 +49,7 @@ def cast_address(source: np.dtype[Any], target: np.dtype[Any], *, of_indices: bo
     if source == target:
         return 0
     if target == np.float16:
-        _REFERENCED.append(_to_half())
-        return int(_REFERENCED[-1].address)
+        return int(_to_half().address)
     ins, outs = (from_dtype(_as_number(dtype)) for dtype in (source, target))
     if of_indices and target == np.int32:
         function = _to_int32(ins)
@@ -59,11 +57,7 @@ def cast_address(source: np.dtype[Any], target: np.dtype[Any], *, of_indices: bo
         # Casts of floats out of range are undefined in C; NumPy truncates the bits of integers.
         is_wrapped = source.kind == "f" and target.kind in "iu" and target.itemsize < 8
         function = _to_number(ins, types.int64 if is_wrapped else ins, outs)
-    _REFERENCED.append(function)
     return int(function.address)
-
-
-_REFERENCED: list[Any] = []  # compiled functions live only as long as they are referenced
 
 
 def _as_number(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -71,7 +65,7 @@ def _as_number(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _to_number(ins: Any, via: Any, outs: Any) -> Any:
-    @compiled_callback(_SIGNATURE, listed=False)
+    @compiled(_SIGNATURE, callback=True)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = elements(source, ins), elements(target, outs)
         for i in range(n):
@@ -81,7 +75,7 @@ def _to_number(ins: Any, via: Any, outs: Any) -> Any:
 
 
 def _to_int32(ins: Any) -> Any:
-    @compiled_callback(_SIGNATURE, listed=False)
+    @compiled(_SIGNATURE, callback=True)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = elements(source, ins), elements(target, types.int32)
         for i in range(n):
@@ -110,7 +104,7 @@ def _half(bits: Any) -> Any:
 
 
 def _to_half() -> Any:
-    @compiled_callback(_SIGNATURE, listed=False)
+    @compiled(_SIGNATURE, callback=True)
     def cast(source, target, n):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
         values, result = elements(source, types.uint32), elements(target, types.uint16)
         for i in range(n):
@@ -216,78 +210,43 @@ def _log1p(values: NDArray[Any], n: int, divisor: float, highest: int) -> int:
     return 0
 
 
-# A function that applies a step to a row takes the address of the values, and their number; the
-# kind of the step; the addresses of its number, and of what `_count_non_counts` takes; and
-# the place of the step among all of them.
-_STEP_SIGNATURE = types.int64(*[types.int64] * 6)
-
-
-@compiled("void(int64, int64, int64)", inner=True)
-def _count_non_counts(counters_at: int, n_undefined: int, n_fractional: int) -> None:
-    """Add to the two counters at an address that follows the numbers of steps."""
-    counters = elements(counters_at, np.int64)[0]
+@compiled(
+    *(f"void(CPointer({each}), int64, int64, float64, int64, int64, int64)" for each in _FLOATS),
+    inner=True,
+)
+def _apply(
+    values: NDArray[Any],
+    n: int,
+    kind: int,
+    target: float,
+    non_counts: int,
+    step: int,
+    itemsize: int,
+) -> None:
+    """Apply a step, the first one if its number is 0, to a row."""
+    total, highest = _total_and_highest(values, n)
+    if itemsize != 4:
+        highest = _FLOAT_INFINITY  # so that none counts as plain
+    divisor, n_undefined = 1.0, 0
+    if kind != fields.LOG1P and total != 0.0:  # rows whose sum is 0 are not changed
+        divisor = divide(total, target)
+    if kind != fields.NORMALIZED:
+        n_undefined = _log1p(values, n, divisor, highest)
+    else:
+        for i in range(n):
+            values[i] = divide(np.float64(values[i]), divisor)
     if n_undefined:
-        atomic_add(counters, n_undefined)
-    if n_fractional:
-        atomic_add(counters + 8, n_fractional)
-
-
-def _applies(dtype: Any) -> Any:
-    are_narrow = dtype == types.float32
-
-    @compiled_callback(_STEP_SIGNATURE)
-    def apply(row, n, kind, number_at, non_counts, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        """Apply a step to a row."""
-        values, number = elements(row, dtype), elements(number_at, np.float64)[0]
-        if kind == fields.BINARIZED:
-            for i in range(n):
-                values[i] = 1.0 if values[i] > number else 0.0
-            return 0
-        total, highest = _total_and_highest(values, n)
-        if not are_narrow:
-            highest = _FLOAT_INFINITY  # so that none counts as plain
-        divisor, n_undefined = 1.0, 0
-        if kind != fields.LOG1P and total != 0.0:  # rows whose sum is 0 are not changed
-            divisor = divide(total, number)
-        if kind != fields.NORMALIZED:
-            n_undefined = _log1p(values, n, divisor, highest)
-        elif are_narrow:
-            # The error of a multiplication in float64 is far below float32's.
-            factor = divide(1.0, divisor)
-            for i in range(n):
-                values[i] = np.float64(values[i]) * factor
-        else:
-            for i in range(n):
-                values[i] = divide(np.float64(values[i]), divisor)
-        is_fractional = kind != fields.LOG1P and place == 0 and math.floor(total) != total
-        _count_non_counts(non_counts, n_undefined, is_fractional)
-        return 0
-
-    return apply
-
-
-_apply_to_floats, _apply_to_doubles = _applies(types.float32), _applies(types.float64)
-
-
-def step_applier(itemsize: int) -> int:
-    """Return the address of the function that applies a step to a row of float32 or float64."""
-    return int((_apply_to_floats if itemsize == 4 else _apply_to_doubles).address)
-
-
-@compiled("int64(int64, int64, int64)", inner=True)
-def _pointer_at(pointers: int, itemsize: int, row: int) -> int:
-    """Return an entry of a row pointer."""
-    if itemsize == 4:
-        return int(elements(pointers, np.int32)[row])
-    return int(elements(pointers, np.int64)[row])
+        atomic_add(non_counts, n_undefined)
+    if kind != fields.LOG1P and step == 0 and math.floor(total) != total:
+        atomic_add(non_counts + 8, 1)
 
 
 def transform_rows(
     groups: Ints,
-    rows: Ints,
-    itemsize: int,
+    dtype: np.dtype[Any],
     kinds: Ints,
-    numbers: NDArray[np.float64],
+    targets: NDArray[np.float64],
+    non_counts: int,
     taken: Ints,
 ) -> None:
     """Transform rows until none is left; several threads share ``taken``.
@@ -296,50 +255,54 @@ def transform_rows(
     ----------
     groups
         A table of rows that are stored together: number of the first row, address of the values,
-        number of values per row if dense, and address of the row pointer, with its itemsize, if
-        sparse. The first column of an additional last row marks the end.
-    rows
-        Numbers of the rows to transform, ascending.
-    itemsize
-        Size of a value in bytes; values are floats.
-    kinds, numbers
-        The steps, in order: kinds, shape (n_steps,), and one number for each: a sum or a threshold;
-        then the address of two int64 that count values without a logarithm, and rows whose total is
-        no integer.
+        number of values per row if dense, and address of the int32 row pointer if sparse. The first
+        column of an additional last row marks the end.
+    dtype
+        Dtype of the values, float32 or float64.
+    kinds, targets
+        The steps, in order: kinds, shape (n_steps,), and the sum of each.
+    non_counts
+        Address of two int64 that count values without a logarithm, and rows whose total is no
+        integer.
     taken
         Number of rows that threads have begun, shape (1,).
     """
-    _transform_rows(groups, rows, itemsize, kinds, numbers, taken, step_applier(itemsize))
+    _transform_rows(groups, np.empty(0, dtype), kinds, targets, non_counts, taken)
 
 
-@compiled("void(int64[:,::1], int64[::1], int64, int64[::1], float64[::1], int64[::1], int64)")
+@compiled(
+    *(
+        f"void(int64[:,::1], {each}[::1], int64[::1], float64[::1], int64, int64[::1])"
+        for each in _FLOATS
+    )
+)
 def _transform_rows(
     groups: Ints,
-    rows: Ints,
-    itemsize: int,
+    like: NDArray[Any],
     kinds: Ints,
-    numbers: NDArray[np.float64],
+    targets: NDArray[np.float64],
+    non_counts: int,
     taken: Ints,
-    apply: int,
 ) -> None:
-    """Do what `transform_rows` does, with the address of the function that applies a step."""
-    n_rows, n_steps = rows.size, len(kinds)
-    groups_at, numbers_at = address_of(groups), address_of(numbers)
-    rows, kinds = pointer_to(rows), pointer_to(kinds)
+    """Do what `transform_rows` does; the values have the dtype of ``like``."""
+    n_groups, n_steps, groups_at = len(groups) - 1, len(kinds), address_of(groups)
+    n_rows = row_of(groups_at, n_groups, fields.N_GROUP_COLUMNS)[fields.FIRST_ROW]
+    kinds, targets = pointer_to(kinds), pointer_to(targets)
     while True:
         first = atomic_add(address_of(taken), fields.ROWS_OF_A_TASK)
         if first >= n_rows:
             break
         g = 0
         for i in range(first, min(first + fields.ROWS_OF_A_TASK, n_rows)):
-            while rows[i] >= row_of(groups_at, g + 1, fields.N_GROUP_COLUMNS)[fields.FIRST_ROW]:
+            while i >= row_of(groups_at, g + 1, fields.N_GROUP_COLUMNS)[fields.FIRST_ROW]:
                 g += 1
             group = row_of(groups_at, g, fields.N_GROUP_COLUMNS)
-            number, n = rows[i] - group[fields.FIRST_ROW], group[fields.ROW_LENGTH]
-            start, pointers = number * n, group[fields.POINTERS]
-            if group[fields.POINTER_ITEMSIZE]:
-                start = _pointer_at(pointers, group[fields.POINTER_ITEMSIZE], number)
-                n = _pointer_at(pointers, group[fields.POINTER_ITEMSIZE], number + 1) - start
-            row = group[fields.VALUES] + start * itemsize
+            number, n = i - group[fields.FIRST_ROW], group[fields.ROW_LENGTH]
+            start = number * n
+            if group[fields.POINTERS]:
+                pointers = elements(group[fields.POINTERS], np.int32)
+                start = np.int64(pointers[number])
+                n = np.int64(pointers[number + 1]) - start
+            row = elements(group[fields.VALUES] + start * like.itemsize, like.dtype)
             for k in range(n_steps):
-                call(apply, (row, n, kinds[k], numbers_at + 8 * k, numbers_at + 8 * n_steps, k))
+                _apply(row, n, kinds[k], targets[k], non_counts, k, like.itemsize)

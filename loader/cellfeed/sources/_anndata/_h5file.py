@@ -38,9 +38,9 @@ from cellfeed.bytes import (
     require_file,
 )
 from cellfeed.bytes._remote import PagedFile, RemoteObjects, Version, paged_file
+from cellfeed.bytes._store import OpenFile
 from cellfeed.bytes._tables import CachedTables, Computed, FileRecord, Tables
 from cellfeed.decode._array import check_grid, chunk_grid
-from cellfeed.decode._files import OpenFile
 from cellfeed.decode._hdf5 import (
     hdf5_array,
     hdf5_codec,

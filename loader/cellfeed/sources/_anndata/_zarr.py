@@ -30,9 +30,9 @@ from cellfeed.bytes import (
 )
 from cellfeed.bytes._remote import RemoteObjects, Version, open_object, versions_below, versions_of
 from cellfeed.bytes._remote import zarr_store as store_of
+from cellfeed.bytes._store import FolderFiles, files_below, identity_of_files
 from cellfeed.bytes._tables import CachedTables
 from cellfeed.decode._array import check_grid, chunk_grid
-from cellfeed.decode._files import ZarrFiles, files_below, identity_of_files
 from cellfeed.decode._zarr import (
     ZarrLayout,
     zarr_array,
@@ -328,7 +328,15 @@ class LocalZarrStore(ZarrStore):
         _check_links(self._absolute / name / "c")  # in which version 3 has chunks
 
     def _files_of(self, name: str, layout: ZarrLayout) -> ByteStore:
-        return ZarrFiles(self._path / name, layout, self._metadata.check)
+        n_files = math.prod(layout.file_grid) if layout.sharded else 0
+        # A shard is read often; other files are opened for each read.
+        return FolderFiles(
+            self._path / name,
+            layout.file_names,
+            n_files,
+            stay_open=layout.sharded,
+            check=self._metadata.check,
+        )
 
     def _identity_of(self, name: str) -> LastingIdentity | None:
         return identity_of_files(self._absolute / name)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.bytes import BufferPool
-from cellfeed.decode import PARQUET_CODECS, can_decode, function_addresses
+from cellfeed.decode import can_decode, chunk_codec, function_addresses
 from cellfeed.decode import kernels as decoding
 from cellfeed.sources import Runs, count_rows, expand
 from cellfeed.storages.parquet import _kernels as kernels
@@ -52,8 +52,8 @@ def list_numbers(chunk: NDArray[np.int64], column: Any, field: Any) -> list[int]
     fits = value.bit_width == 8 * itemsize if is_float else value.bit_width <= 8 * itemsize
     is_known = fits and column.max_repetition_level == 1
     is_known &= (column.physical_type in ("FLOAT", "DOUBLE")) == is_float
-    codec = PARQUET_CODECS.get(CODECS[chunk[fields.CHUNK_CODEC]], -1)
-    is_known &= codec >= 0 and can_decode(codec) and is_plain_or_dictionary(chunk)
+    codec = int(chunk[fields.CHUNK_CODEC])
+    is_known &= _can_decode(CODECS[codec]) and is_plain_or_dictionary(chunk)
     n_bytes = int(chunk[fields.CHUNK_BYTES])
     is_known &= max(n_bytes, int(chunk[fields.STORED_BYTES])) <= _MOST_BYTES
     empty = int(field.nullable)
@@ -61,6 +61,17 @@ def list_numbers(chunk: NDArray[np.int64], column: Any, field: Any) -> list[int]
     if not is_known or column.max_definition_level != most:
         return only_library
     return [codec, most, empty, itemsize, int(chunk[fields.N_CHUNK_ENTRIES]), n_bytes]
+
+
+def _can_decode(codec: str) -> bool:
+    is_known = codec in ("none", "gzip", "zstd", "lz4") and can_decode(chunk_codec(codec))
+    return is_known or codec == "snappy"
+
+
+def _decompressor(codec: str) -> int:
+    if codec == "snappy":
+        return int(kernels.snappy.address)
+    return decoding.decompressor(chunk_codec(codec))
 
 
 def page_bytes(described: NDArray[np.int64]) -> int:
@@ -151,7 +162,7 @@ class Lists:
         column[fields.MOST], column[fields.EMPTY] = described[[_MOST, _EMPTY]]
         column[fields.LIST_ITEMSIZE], column[fields.N_ROWS] = itemsize, n_rows
         column[fields.N_DISTINCT] = n_distinct
-        column[fields.LIST_DECOMPRESS] = decoding.decompressor(int(described[_CODEC]))
+        column[fields.LIST_DECOMPRESS] = _decompressor(CODECS[described[_CODEC]])
         if numbers is not None:
             dtype = np.dtype(np.int32)
         elif itemsize > dtype.itemsize:
