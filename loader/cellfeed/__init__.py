@@ -26,7 +26,6 @@ from cellfeed._version import __version__ as __version__
 if typing.TYPE_CHECKING:
     from cellfeed.collection import Collection as Collection
     from cellfeed.collection import open_collection as open_collection
-    from cellfeed.collection._splits import Split as Split
     from cellfeed.collection._splits import random_split as random_split
     from cellfeed.dataset import CellDataset as CellDataset
     from cellfeed.dataset import InterleavedDatasets as InterleavedDatasets
@@ -70,7 +69,7 @@ if typing.TYPE_CHECKING:
 # Lazy, since these need other packages; keep in step with the TYPE_CHECKING block above.
 _NAMES_OF = {
     "collection": "Collection open_collection",
-    "collection._splits": "Split random_split",
+    "collection._splits": "random_split",
     "dataset": "CellDataset InterleavedDatasets ReadOptions Statistics",
     "genes": "highly_variable_genes qc_metrics",
     "perturbation": "MatchedControls PerturbationSplit perturbation_datasets perturbation_split",
