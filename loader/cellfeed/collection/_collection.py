@@ -21,9 +21,8 @@ from cellfeed._runs import Runs, expand
 from cellfeed.bytes import Location, digest_of, digest_of_array
 from cellfeed.bytes._remote import outside_lock
 from cellfeed.collection._join_elements import Genes, join_elements, join_tables
-from cellfeed.collection._join_obs import JoinObs, OpenedObs, names_of_obs, read_obs
+from cellfeed.collection._join_obs import JoinObs, OpenedObs, names_of_obs, read_obs, rows_where
 from cellfeed.collection._loaded import Loaded, load_once, load_rows
-from cellfeed.collection._query import Query
 from cellfeed.decode import ChunkedArray, SlowRead
 from cellfeed.fetch import Part, Reader, load_tables
 from cellfeed.rows import (
@@ -482,8 +481,7 @@ class Collection:
         >>> open_collection(path).where("plate == 'b'")
         array([1, 2])
         """
-        asked = Query(query)
-        return asked.rows(self.read_obs([*asked.columns]), len(self))
+        return rows_where(query, self.read_obs, len(self))
 
     @property
     def dtype(self) -> np.dtype[Any]:

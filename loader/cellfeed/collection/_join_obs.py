@@ -1,9 +1,13 @@
-"""Joining an obs column over the files of a collection."""
+"""obs of a collection: joining a column over files, and queries over columns."""
 
 from __future__ import annotations
 
+import ast
+import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import filterfalse
+from functools import reduce
+from itertools import filterfalse, pairwise
 from numbers import Number
 from operator import methodcaller
 from typing import Any, Literal, NoReturn, TypeVar, get_args
@@ -11,7 +15,14 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import ColumnError, FormatError, MismatchError, require_one_of
+from cellfeed._errors import (
+    ColumnError,
+    FormatError,
+    MismatchError,
+    ParameterError,
+    one_line,
+    require_one_of,
+)
 from cellfeed._lazy import pd
 from cellfeed.bytes import Location
 from cellfeed.collection._join_elements import side_by_side
@@ -282,3 +293,141 @@ def _differ(integers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
     if dtype.kind == "f" and integers.itemsize >= dtype.itemsize:
         differ |= integers == np.iinfo(integers.dtype).max
     return differ
+
+
+# Queries: comparisons, which pandas carries out for some rows at a time.
+
+_QUOTED = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|`([^`]+)`""")
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda column, values: column.isin(values),
+    ast.NotIn: lambda column, values: ~column.isin(values),
+}
+_ROWS_AT_ONCE = 1 << 18
+_MOST_SHOWN = 200
+
+
+def rows_where(
+    query: str, read: Callable[[Sequence[str]], Mapping[str, ObsColumn]], n_rows: int
+) -> NDArray[np.int64]:
+    """Return the rows where a condition holds, ascending; where it is missing, it does not.
+
+    Parameters
+    ----------
+    query
+        The condition, such as ``"cell_type == 'B' and n_counts > 500"``.
+    read
+        Returns all rows of the columns in it.
+    n_rows
+        The number of rows.
+
+    Raises
+    ------
+    ParameterError
+        The query has something other than columns, constants, comparisons, ``and``, ``or``,
+        ``not`` and ``in`` with lists of constants; or pandas cannot compare the columns.
+    """
+    if not isinstance(query, str):
+        msg = f"a query must be text, such as \"cell_type == 'B'\", but got {query!r}"  # type: ignore[unreachable]
+        raise ParameterError(msg)
+    shown = query if len(query) <= _MOST_SHOWN else query[:_MOST_SHOWN] + "..."
+    called = f"query {shown!r}"
+    quoted = list[str]()  # names in backticks, by placeholder; text may have backticks, too
+
+    def placed(match: re.Match[str]) -> str:
+        quoted.extend([match[2]] if match[2] else [])
+        return match[1] or f" _quoted_{len(quoted) - 1}_ "
+
+    try:
+        tree = ast.parse(_QUOTED.sub(placed, query).strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        msg = "is not an expression, or too long; write, for example, \"cell_type == 'B'\""
+        raise ParameterError(f"{called}: {msg}") from error
+    of_placeholder = {f"_quoted_{k}_": name for k, name in enumerate(quoted)}
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    for node in names:
+        node.id = of_placeholder.get(node.id, node.id)
+    columns = read([*dict.fromkeys(node.id for node in names)])
+    arrays = {name: _array_of(column) for name, column in columns.items()}
+    found = [np.empty(0, np.int64)]
+    for start in range(0, n_rows, _ROWS_AT_ONCE):
+        part = slice(start, start + _ROWS_AT_ONCE)
+        some = {name: pd.Series(each[part]) for name, each in arrays.items()}
+        try:
+            holds = _where(tree, some).to_numpy(dtype=bool, na_value=False)
+        except ParameterError as error:
+            raise ParameterError(f"{called}: {error}") from error
+        except Exception as error:  # whatever pandas raises of a dtype
+            msg = f"{called}: pandas cannot evaluate it: {one_line(error)}"
+            raise ParameterError(msg) from error
+        found.append(np.flatnonzero(holds) + start)
+    return np.concatenate(found)
+
+
+def _where(node: ast.expr, columns: Mapping[str, Any]) -> Any:
+    """Return where an expression is true, a series of booleans."""
+    match node:
+        case ast.BoolOp(op=op, values=operands):
+            join = operator.and_ if isinstance(op, ast.And) else operator.or_
+            return reduce(join, (_where(each, columns) for each in operands))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return ~_where(operand, columns)
+        case ast.Name(id=name):
+            if columns[name].dtype.kind != "b":
+                msg = f"{name!r} is not true or false; compare it, as in `{name} == 1`"
+                raise ParameterError(msg)
+            return columns[name]
+        case ast.Compare(left=left, ops=ops, comparators=right):
+            pairs = zip(ops, pairwise([left, *right]), strict=True)
+            return reduce(operator.and_, (_compared(*each, columns) for each in pairs))
+    raise _not_allowed(node)
+
+
+def _compared(sign: ast.cmpop, sides: tuple[ast.expr, ast.expr], columns: Mapping[str, Any]) -> Any:
+    """Return where a comparison of two expressions holds."""
+    left, right = (_value(node, columns) for node in sides)
+    are_columns = [isinstance(each, pd.Series) for each in (left, right)]
+    constants = [each for each in (left, right) if not isinstance(each, pd.Series)]
+    if isinstance(sign, ast.In | ast.NotIn):
+        if not are_columns[0] or not isinstance(right, list | tuple):
+            msg = "`in` takes a column and a list of constants, such as ['a', 'b']"
+            raise ParameterError(msg)
+        constants = [*right]
+    are_known = all(isinstance(each, bool | int | float | str) for each in constants)
+    if type(sign) not in _COMPARISONS or not are_known or not any(are_columns):
+        raise _not_allowed(ast.Compare(sides[0], [sign], [sides[1]]))
+    return _COMPARISONS[type(sign)](left, right)
+
+
+def _value(node: ast.expr, columns: Mapping[str, Any]) -> Any:
+    try:
+        return columns[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
+    except ValueError as error:
+        raise _not_allowed(node) from error
+
+
+def _not_allowed(node: ast.expr) -> ParameterError:
+    return ParameterError(
+        f"{ast.unparse(node)[:80]!r} is not allowed; use comparisons of columns with columns "
+        "and constants, and, or, not, in [...]; for others, compare `read_obs` with NumPy"
+    )
+
+
+def _array_of(column: ObsColumn) -> Any:
+    """Return a column as NumPy or pandas represents it; categories stay codes.
+
+    Booleans are categories only if some that are not pandas' NA are missing.
+    """
+    if not isinstance(column, CategoricalColumn):
+        values = column.values
+        return pd.arrays.FloatingArray(values, np.isnan(values)) if column.is_nullable else values
+    are_missing = column.codes < 0
+    if column.is_nullable or (_kind(column) == "booleans" and not are_missing.any()):
+        values = np.append(column.categories.astype(bool), [False])  # the last is of code -1
+        return pd.arrays.BooleanArray(values[column.codes], are_missing)
+    return pd.Categorical.from_codes(column.codes, pd.Index(column.categories))
