@@ -3,7 +3,7 @@
 import errno
 import re
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -111,13 +111,7 @@ class OneLineErrorGroup(_OneLineErrors, click.Group):
     command_class = OneLineErrorCommand
 
 
-if TYPE_CHECKING:
-    BytesParameter = click.ParamType[int]
-else:  # older versions of click are not generic
-    BytesParameter = click.ParamType
-
-
-class ByteSize(BytesParameter):
+class ByteSize(click.ParamType):  # type: ignore[type-arg]  # older versions are not generic
     """Parameter type for sizes such as 800MB or 8GiB, converted to bytes.
 
     Examples

@@ -376,8 +376,8 @@ class TestWarning:
         ("n_slow", "others"),
         [
             (1, ""),
-            (2, " (1 other is also read slowly: see `collection.describe()`)"),
-            (4, " (3 others are also read slowly: see `collection.describe()`)"),
+            (2, " (1 more are: see `collection.describe()`)"),
+            (4, " (3 more are: see `collection.describe()`)"),
         ],
     )
     def test_there_is_one_however_many_files_are_slow(self, make, n_slow, others):
