@@ -1,6 +1,6 @@
 """Training from PostgreSQL, on the cells that an SQL condition selects.
 
-cellfeed load-database 'plates/*.h5ad' postgresql://me@host/cells --name plates
+Before, in Python: cellfeed.load_database("plates/", "postgresql://me@host/cells", "plates"). Then:
 PGPASSWORD=... python examples/postgres.py 'postgresql://me@host/cells?collection=plates'
 """
 

@@ -4,6 +4,7 @@ Open files with `open_collection`, choose a strategy, and iterate over a `CellDa
 """
 
 import importlib
+import pkgutil
 import sys
 import typing
 
@@ -12,21 +13,20 @@ if sys.platform == "win32":
     raise ImportError(msg)
 
 from cellfeed import _lazy
-from cellfeed._errors import CellfeedError as CellfeedError
-from cellfeed._errors import ColumnError as ColumnError
-from cellfeed._errors import DeliveryError as DeliveryError
-from cellfeed._errors import FormatError as FormatError
-from cellfeed._errors import MismatchError as MismatchError
-from cellfeed._errors import ParameterError as ParameterError
-from cellfeed._errors import PathError as PathError
-from cellfeed._errors import RemoteError as RemoteError
-from cellfeed._errors import StateError as StateError
-from cellfeed._version import __version__ as __version__
 
 if typing.TYPE_CHECKING:
+    from cellfeed._errors import CellfeedError as CellfeedError
+    from cellfeed._errors import ColumnError as ColumnError
+    from cellfeed._errors import DeliveryError as DeliveryError
+    from cellfeed._errors import FormatError as FormatError
+    from cellfeed._errors import MismatchError as MismatchError
+    from cellfeed._errors import ParameterError as ParameterError
+    from cellfeed._errors import PathError as PathError
+    from cellfeed._errors import RemoteError as RemoteError
+    from cellfeed._errors import StateError as StateError
+    from cellfeed._version import __version__ as __version__
     from cellfeed.collection import Collection as Collection
     from cellfeed.collection import open_collection as open_collection
-    from cellfeed.collection._splits import Split as Split
     from cellfeed.collection._splits import random_split as random_split
     from cellfeed.dataset import CellDataset as CellDataset
     from cellfeed.dataset import InterleavedDatasets as InterleavedDatasets
@@ -65,10 +65,15 @@ if typing.TYPE_CHECKING:
     from cellfeed.strategies import ClassBalancedSampling as ClassBalancedSampling
     from cellfeed.strategies import GroupedSampling as GroupedSampling
 
-# Lazy, since these need other packages; keep in step with the TYPE_CHECKING block above.
+# Lazy, since most of these need other packages; keep in step with the TYPE_CHECKING block above.
 _NAMES_OF = {
+    "_errors": (
+        "CellfeedError ColumnError DeliveryError FormatError MismatchError ParameterError "
+        "PathError RemoteError StateError"
+    ),
+    "_version": "__version__",
     "collection": "Collection open_collection",
-    "collection._splits": "Split random_split",
+    "collection._splits": "random_split",
     "dataset": "CellDataset InterleavedDatasets ReadOptions Statistics",
     "genes": "highly_variable_genes qc_metrics",
     "perturbation": "MatchedControls PerturbationSplit perturbation_datasets perturbation_split",
@@ -89,44 +94,14 @@ _NAMES_OF = {
 _MODULE_OF = {
     name: f"{__name__}.{module}" for module, names in _NAMES_OF.items() for name in names.split()
 }
-__all__ = tuple(
-    sorted(
-        (
-            "CellfeedError",
-            "ColumnError",
-            "DeliveryError",
-            "FormatError",
-            "MismatchError",
-            "ParameterError",
-            "PathError",
-            "RemoteError",
-            "StateError",
-            "__version__",
-            *_MODULE_OF,
-        )
-    )
-)
-_MODULES = (
-    "console",
-    "frameworks",
-    "machine",
-    "sampling",
-    "scdataset",
-    "sources",
-    "spatial",
-    "stages",
-    "synthetic",
-    "testing",
-    "tokenizers",
-    "transforms",
-)  # there without an import of their own
+__all__ = tuple(sorted(_MODULE_OF))
 
 if not typing.TYPE_CHECKING:
 
     def __getattr__(name: str) -> typing.Any:
-        if name in _MODULES:
-            return importlib.import_module(f"{__name__}.{name}")
         if name not in _MODULE_OF:
+            if name in _public_modules():
+                return importlib.import_module(f"{__name__}.{name}")
             msg = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(msg)
         with _lazy.garbage_collection_paused():
@@ -135,4 +110,8 @@ if not typing.TYPE_CHECKING:
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__, *_MODULES})
+        return sorted({*globals(), *__all__, *_public_modules()})
+
+    def _public_modules() -> set[str]:  # there without an import of their own
+        names = {each.name for each in pkgutil.iter_modules(__path__)}
+        return {name for name in names if not name.startswith("_")}

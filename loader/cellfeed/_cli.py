@@ -16,10 +16,7 @@ from cellfeed._progress import ProgressLine
 from cellfeed._version import __version__
 from cellfeed.console import ByteSize, OneLineErrorGroup, format_bytes, interrupted
 
-_STAGES = {
-    "write": "Writing cells",
-    "check": "Checking parts",
-}
+_STAGES = {"write": "Writing cells", "check": "Checking parts"}
 
 
 @click.group(cls=OneLineErrorGroup)
@@ -69,8 +66,6 @@ def synthesize(*, folder: str, cells: int, seed: int, genes: int, plates: int) -
 @click.option("--join-vars", type=click.Choice(["same", "inner", "outer"]), default="same",
               show_default=True, help="Genes to write if files differ: those of all files, or of "
               "any.")  # fmt: skip
-@click.option("--genes", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Text file with the names of the genes to write, one in each line.")  # fmt: skip
 @click.option("--where", metavar="CONDITION",
               help="Only cells whose obs fulfil it, such as \"drug == 'drug_001'\".")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the random order.")
@@ -94,7 +89,6 @@ def preshuffle(
     paths: tuple[str, ...],
     out: str,
     elements: str | None,
-    genes: Path | None,
     group_by: str | None,
     **options: Any,
 ) -> None:
@@ -107,17 +101,12 @@ def preshuffle(
 
     try:
         with ProgressLine() as line:
-
-            def tell(stage: str, done: float, total: float) -> None:
-                line.show_share(_STAGES[stage], done, total)
-
             done = write_preshuffled(
                 paths,
                 out,
                 elements=elements if elements in (None, "all") else elements.split(","),
-                genes=None if genes is None else _names_in(genes),
                 group_by=None if group_by is None else group_by.split(","),
-                on_progress=tell,
+                on_progress=lambda stage, *shares: line.show_share(_STAGES[stage], *shares),
                 **options,
             )
     except KeyboardInterrupt:
@@ -125,91 +114,6 @@ def preshuffle(
     click.echo(
         f"{out}: {done.n_cells:,} cells in {_parts(done.n_parts)} "
         f"({done.n_parts_written} written), {format_bytes(done.n_bytes)}, {done.seconds:.1f} s"
-    )
-
-
-@main.command("load-database")
-@click.argument("paths", nargs=-1, required=True, metavar="COLLECTION...")
-@click.argument("url")
-@click.option("--name", required=True, help="Name of the schema in the database.")
-@click.option("--elements", default="X", show_default=True, metavar="NAMES",
-              help="Elements to write, such as X,layers/counts.")  # fmt: skip
-@click.option("--obs", metavar="NAMES", show_default="all", help="obs columns to write.")
-def load_database(
-    *,
-    paths: tuple[str, ...],
-    url: str,
-    name: str,
-    elements: str,
-    obs: str | None,
-) -> None:
-    """Write COLLECTION... into the PostgreSQL database at URL, postgresql://user@host/db.
-
-    The password is taken from PGPASSWORD or ~/.pgpass. All cells are written in one transaction: a
-    command that was stopped leaves nothing.
-    """
-    from cellfeed import load_database as load  # noqa: PLC0415
-
-    try:
-        with ProgressLine() as line:
-            done = load(
-                paths,
-                url,
-                name,
-                elements=elements.split(","),
-                obs=None if obs is None else list(filter(None, obs.split(","))),
-                on_progress=lambda n, total: line.show_share("Loading cells", n, total),
-            )
-    except KeyboardInterrupt:
-        interrupted("Stopped; nothing was written. Run the same command again.")
-    click.echo(f"{done.url}: {done.n_cells:,} cells, {done.seconds:.1f} s")
-
-
-@main.command()
-@click.argument("paths", nargs=-1, required=True, metavar="IN...")
-@click.option("--top", default=2000, show_default=True, type=click.IntRange(min=1),
-              help="Number of genes.")  # fmt: skip
-@click.option("--batch", metavar="COLUMN", help="obs column; genes are ranked in each batch.")
-@click.option("--element", default="X", show_default=True, metavar="NAME",
-              help="The element, such as layers/counts.")  # fmt: skip
-@click.option("--join-vars", default="same", show_default=True,
-              type=click.Choice(["same", "inner", "outer"]),
-              help="Which genes to read if files differ.")  # fmt: skip
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    show_default="stdout",
-    help="File for the names, one in each line; .csv for a table of all genes.",
-)
-def genes(
-    *,
-    paths: tuple[str, ...],
-    top: int,
-    batch: str | None,
-    element: str,
-    join_vars: Any,
-    output: Path | None,
-) -> None:
-    """Find the highly variable genes of counts in IN..., which are read once and never loaded."""
-    from cellfeed import PathError, highly_variable_genes, open_collection  # noqa: PLC0415
-
-    start = time.perf_counter()
-    if output is not None and not output.parent.is_dir():
-        raise PathError(f"{output.parent}: no such folder; make it first")
-    collection = open_collection(paths, elements=[element], join_vars=join_vars)
-    table = highly_variable_genes(collection, n_top_genes=top, batch_key=batch)
-    names = table.index[table["highly_variable"]]
-    if output is None:
-        click.echo("\n".join(names))
-    elif output.suffix == ".csv":
-        table.to_csv(output, index_label="gene")
-    else:
-        output.write_text("".join(f"{name}\n" for name in names))
-    seconds = time.perf_counter() - start
-    click.echo(
-        f"{len(names):,} of {len(table):,} genes, from {len(collection):,} cells, {seconds:.1f} s",
-        err=output is None,
     )
 
 
@@ -245,18 +149,6 @@ def _modules_of_kernels(paths: Iterable[str], prefix: str) -> Iterator[str]:
         if each.ispkg:
             folder = each.name.rpartition(".")[2]
             yield from _modules_of_kernels([f"{path}/{folder}" for path in paths], f"{each.name}.")
-
-
-def _names_in(path: Path) -> list[str]:
-    """Return the lines of a text file that are not empty."""
-    from cellfeed import FormatError  # noqa: PLC0415
-
-    try:
-        lines = path.read_text("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        msg = f"{path}: is not text in UTF-8; write one gene on each line"
-        raise FormatError(msg) from error
-    return [line.strip() for line in lines if line.strip()]
 
 
 def _parts(n: int) -> str:

@@ -2,11 +2,12 @@
 
 import errno
 import re
-from typing import TYPE_CHECKING, Any, NoReturn
+from decimal import Decimal
+from typing import Any, NoReturn
 
 import click
 
-from cellfeed._errors import CellfeedError, ParameterError, lacks_threads, parse_size
+from cellfeed._errors import CellfeedError, lacks_threads
 
 __all__ = [
     "ByteSize",
@@ -110,13 +111,7 @@ class OneLineErrorGroup(_OneLineErrors, click.Group):
     command_class = OneLineErrorCommand
 
 
-if TYPE_CHECKING:
-    BytesParameter = click.ParamType[int]
-else:  # older versions of click are not generic
-    BytesParameter = click.ParamType
-
-
-class ByteSize(BytesParameter):
+class ByteSize(click.ParamType):  # type: ignore[type-arg]  # older versions are not generic
     """Parameter type for sizes such as 800MB or 8GiB, converted to bytes.
 
     Examples
@@ -129,10 +124,15 @@ class ByteSize(BytesParameter):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number of bytes."""
-        try:
-            return parse_size(value)
-        except ParameterError:
+        given = "" if isinstance(value, float) else str(value).strip().lower()
+        match = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*(?:([kmgt])(i?))?b?", given, re.ASCII)
+        n_bytes = 0
+        if match:
+            unit = (1024 if match[3] else 1000) ** " kmgt".index(match[2] or " ")
+            n_bytes = int(Decimal(match[1]) * unit)
+        if not n_bytes:
             self.fail(f"{value!r} is not a size; write 800MB or 8GiB, for example", param, ctx)
+        return n_bytes
 
 
 def interrupted(said: str) -> NoReturn:

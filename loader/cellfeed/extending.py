@@ -10,7 +10,6 @@ import typing
 from cellfeed._errors import (
     CellfeedError,
     ColumnError,
-    DeliveryError,
     FormatError,
     MismatchError,
     ParameterError,
@@ -19,7 +18,6 @@ from cellfeed._errors import (
     StateError,
     one_line,
     os_errors,
-    require_integer,
     require_list,
     require_not_negative,
     require_one_of,
@@ -32,12 +30,11 @@ from cellfeed.machine import usable_cpu_count
 
 if typing.TYPE_CHECKING:
     from cellfeed._compiled import compiled
-    from cellfeed._torch import HAS_TORCH, require_torch, torch
+    from cellfeed._torch import require_torch, torch
     from cellfeed.rows._minibatch import csr_tensor
 else:
     _MODULE_OF = {  # which import numba or PyTorch
         "compiled": "cellfeed._compiled",
-        "HAS_TORCH": "cellfeed._torch",
         "require_torch": "cellfeed._torch",
         "torch": "cellfeed._torch",
         "csr_tensor": "cellfeed.rows._minibatch",
@@ -51,10 +48,8 @@ else:
 
 
 __all__ = [
-    "HAS_TORCH",
     "CellfeedError",
     "ColumnError",
-    "DeliveryError",
     "FormatError",
     "MismatchError",
     "ParameterError",
@@ -68,7 +63,6 @@ __all__ = [
     "one_line",
     "os_errors",
     "pd",
-    "require_integer",
     "require_list",
     "require_not_negative",
     "require_one_of",

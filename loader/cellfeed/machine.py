@@ -19,8 +19,6 @@ __all__ = [
     "usable_memory_bytes",
 ]
 
-_DIGITS_OF_NONSENSE = 10
-
 
 def cache_folder(name: str) -> Path:
     """Return a folder for files that can be rebuilt; it may not exist yet.
@@ -96,10 +94,10 @@ def local_world_size() -> int:
     >>> local_world_size() >= 1
     True
     """
-    stated = os.environ.get("LOCAL_WORLD_SIZE", "").strip()
-    # No machine runs a billion; longer numbers could not even be parsed.
-    is_number = stated.isascii() and stated.isdecimal() and len(stated) < _DIGITS_OF_NONSENSE
-    return max(1, int(stated)) if is_number else 1
+    try:
+        return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    except ValueError:
+        return 1
 
 
 def threads_per_process(n_processes: int) -> int:
@@ -145,7 +143,17 @@ def usable_memory_bytes() -> int:
 
 _ROOT = Path("/")
 _V2 = ""  # the name of the v2 hierarchy in /proc/self/cgroup, whose lines read "0::/path"
-_V1_UNLIMITED = 1 << 60  # v1 writes "no limit" as 2**63 rounded down to a page
+_UNLIMITED = 1 << 60  # v1 writes "no limit" as 2**63 rounded down to a page
+# Of v1 and v2: files with limits, and with the usage, and rows of memory.stat with cached pages.
+# Above memory.high the process is not killed but slowed until it is of no use.
+_MEMORY = {
+    "memory": (
+        ["memory.limit_in_bytes"],
+        "memory.usage_in_bytes",
+        {"total_active_file", "total_inactive_file"},
+    ),
+    _V2: (["memory.max", "memory.high"], "memory.current", {"active_file", "inactive_file"}),
+}
 
 
 def share_of_descriptors(divisor: int, n_held: int) -> int:
@@ -193,8 +201,17 @@ def memory_headroom(root: Path = _ROOT) -> int | None:
     int or None
         Bytes, 0 if the limit is reached; None without a limit.
     """
-    free = [*map(_headroom_v1, _levels(root, "memory")), *map(_headroom_v2, _levels(root, _V2))]
-    return min((each for each in free if each is not None), default=None)
+    free = list[int]()
+    for hierarchy, (limits, usage, cached) in _MEMORY.items():
+        for folder in _levels(root, hierarchy):
+            stated = (_integer(folder / name) for name in limits)
+            limit = min((each for each in stated if each is not None), default=_UNLIMITED)
+            if limit < _UNLIMITED:
+                rows = (line.split() for line in _text(folder / "memory.stat").splitlines())
+                in_cache = sum(int(row[1]) for row in rows if row and row[0] in cached)
+                held = max(0, (_integer(folder / usage) or 0) - in_cache)
+                free.append(max(0, limit - held))
+    return min(free, default=None)
 
 
 def _levels(root: Path, hierarchy: str) -> list[Path]:
@@ -239,34 +256,6 @@ def _quota_v1(folder: Path) -> float | None:
 def _quota_v2(folder: Path) -> float | None:
     quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
-
-
-def _headroom_v1(folder: Path) -> int | None:
-    limit = _integer(folder / "memory.limit_in_bytes")
-    if limit is None or limit >= _V1_UNLIMITED:
-        return None
-    cached = _cached_bytes(folder, ("total_active_file", "total_inactive_file"))
-    return _left(limit, _integer(folder / "memory.usage_in_bytes"), cached)
-
-
-def _headroom_v2(folder: Path) -> int | None:
-    # Above memory.high the process is not killed but slowed until it is of no use.
-    limits = [_integer(folder / name) for name in ("memory.max", "memory.high")]
-    limit = min((limit for limit in limits if limit is not None), default=None)
-    if limit is None:
-        return None
-    cached = _cached_bytes(folder, ("active_file", "inactive_file"))
-    return _left(limit, _integer(folder / "memory.current"), cached)
-
-
-def _left(limit: int, usage: int | None, cached: int) -> int:
-    held = max(0, (usage or 0) - cached)
-    return max(0, limit - held)
-
-
-def _cached_bytes(folder: Path, names: tuple[str, ...]) -> int:
-    rows = (line.split() for line in _text(folder / "memory.stat").splitlines())
-    return sum(int(row[1]) for row in rows if row and row[0] in names)
 
 
 def _integer(path: Path) -> int | None:

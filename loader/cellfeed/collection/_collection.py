@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,8 @@ from cellfeed._runs import Runs, expand
 from cellfeed.bytes import Location, digest_of, digest_of_array
 from cellfeed.bytes._remote import outside_lock
 from cellfeed.collection._join_elements import Genes, join_elements, join_tables
-from cellfeed.collection._join_obs import JoinObs, OpenedObs, names_of_obs, read_obs
+from cellfeed.collection._join_obs import JoinObs, OpenedObs, names_of_obs, read_obs, rows_where
 from cellfeed.collection._loaded import Loaded, load_once, load_rows
-from cellfeed.collection._query import Query
 from cellfeed.decode import ChunkedArray, SlowRead
 from cellfeed.fetch import Part, Reader, load_tables
 from cellfeed.rows import (
@@ -114,15 +113,6 @@ def _in_groups(starts: NDArray[np.int64]) -> ChunkedRows:
 def _elements_of_chunk(array: ChunkedArray) -> int:
     """Return the size of a chunk, in elements or rows; 0 if parts of chunks can be read."""
     return array.chunk_shape[0] if array.is_decoded_whole else 0
-
-
-class _Described(NamedTuple):
-    """An element of a source, and the reason if it is read slowly."""
-
-    source: Source
-    name: str
-    stored: StoredElement
-    slow: SlowRead | None
 
 
 _SAMPLED_ROWS = 10_000
@@ -482,8 +472,7 @@ class Collection:
         >>> open_collection(path).where("plate == 'b'")
         array([1, 2])
         """
-        asked = Query(query)
-        return asked.rows(self.read_obs([*asked.columns]), len(self))
+        return rows_where(query, self.read_obs, len(self))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -550,29 +539,31 @@ class Collection:
         """
         rows = (
             {
-                "location": str(each.source.location),
-                "element": each.name,
-                "n_cells": each.source.n_rows,
-                "layout": each.stored.layout,
-                "dtype": str(each.stored.dtype),
-                "codec": each.stored.codec(),
-                "chunk_shape": each.stored.chunk_shape,
-                "rows_per_chunk": each.stored.rows_per_chunk,
-                "is_fast": each.slow is None,
-                "reason": each.slow and str(each.slow),
+                "location": str(source.location),
+                "element": name,
+                "n_cells": source.n_rows,
+                "layout": stored.layout,
+                "dtype": str(stored.dtype),
+                "codec": stored.codec(),
+                "chunk_shape": stored.chunk_shape,
+                "rows_per_chunk": stored.rows_per_chunk,
+                "is_fast": slow is None,
+                "reason": slow and str(slow),
             }
-            for each in self._described()
+            for source, name, stored, slow in self._described()
         )
         return pd.DataFrame(rows)
 
-    def _described(self, dtype: Dtypes = None) -> Iterator[_Described]:
-        """Yield each element of each source, for reading as the given dtypes; nothing is read."""
+    def _described(
+        self, dtype: Dtypes = None
+    ) -> Iterator[tuple[Source, str, StoredElement, SlowRead | None]]:
+        """Yield each element of each source, and why it is read slowly; nothing is read."""
         dtypes = dtypes_of(self._elements, dtype)
         for source in self._sources:
             for name, own_dtype in dtypes.items():
                 stored = source.elements[name]
                 slow = stored.slow_read(own_dtype) if source.n_rows else None
-                yield _Described(source, name, stored, slow)
+                yield source, name, stored, slow
 
     def slow_reading(self, dtype: Dtypes = None) -> str | None:
         """Return one line that says what is read slowly, why, and the remedy; None if nothing is.
@@ -582,16 +573,14 @@ class Collection:
         dtype
             See `mean_row_bytes`.
         """
-        slow = [(each, each.slow) for each in self._described(dtype) if each.slow is not None]
-        if not slow:
-            return None
-        first, why = slow[0]
-        line = f"{first.source.location}: `{first.name}` is read slowly, {why}; {why.remedy}"
-        n_others = len(slow) - 1
-        if n_others:
-            others = "1 other is" if n_others == 1 else f"{n_others} others are"
-            line += f" ({others} also read slowly: see `collection.describe()`)"
-        return line
+        slow = [
+            f"{source.location}: `{name}` is read slowly, {why}; {why.remedy}"
+            for source, name, _, why in self._described(dtype)
+            if why is not None
+        ]
+        if len(slow) > 1:
+            return f"{slow[0]} ({len(slow) - 1} more are: see `collection.describe()`)"
+        return slow[0] if slow else None
 
     def warn_if_slow(self, dtype: Dtypes = None) -> None:
         """Warn if an element is read slowly; once, also across pickled copies.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from functools import partial, reduce
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,16 +29,10 @@ from cellfeed.sources import Source, StoredElement
 _AT_ONCE = 16
 
 
-class _Located(Protocol):
-    @property
-    def location(self) -> Location: ...
-
-
-_Item = TypeVar("_Item", bound=_Located)
 _Read = TypeVar("_Read")
 
 
-def side_by_side(read: Callable[[_Item], _Read], items: Sequence[_Item]) -> Iterator[_Read]:
+def side_by_side(read: Callable[[Any], _Read], items: Sequence[Any]) -> Iterator[_Read]:
     """Iterate over ``read(item)``; an error is raised in place of its result.
 
     Parameters
@@ -49,18 +43,13 @@ def side_by_side(read: Callable[[_Item], _Read], items: Sequence[_Item]) -> Iter
     items
         Items with a location. Local ones are read one after another.
     """
-
-    def read_outside(item: _Item) -> _Read:
-        return outside_lock(lambda: read(item))
-
     if not any(item.location.is_remote for item in items):
         yield from map(read, items)
         return
-    if len(items) == 1:
-        yield read_outside(items[0])
-        return
     with cancellable_threads(_AT_ONCE, "cellfeed-open") as threads:
-        yield from prefetched(read_outside, items, threads, _AT_ONCE)
+        yield from prefetched(
+            lambda item: outside_lock(partial(read, item)), items, threads, _AT_ONCE
+        )
 
 
 # Joining the genes of the sources of a collection.
@@ -110,12 +99,6 @@ class Genes:
             if join_vars != "same":
                 msg = (
                     f"`genes` and `join_vars` cannot be combined; leave out join_vars={join_vars!r}"
-                )
-                raise ParameterError(msg)
-            if isinstance(names, str):
-                msg = (
-                    f"`genes` must be a list of names or booleans, but got the text {names!r}; "
-                    f"write [{names!r}] for one gene, or adata.var[{names!r}] for such a column"
                 )
                 raise ParameterError(msg)
             require_list("genes", "names or booleans", names)
@@ -323,19 +306,19 @@ def join_tables(names: Names, tables: Sequence[pd.DataFrame], genes: Genes) -> p
         return table[is_known].reindex(index)
 
     tables = [rows_of(each).reset_index(drop=True) for each in tables]
-    if all(each.equals(tables[0]) for each in tables[1:]):
-        return tables[0].set_axis(index, axis=0)
-    joined = dict[Any, Any]()
-    for name in tables[0]:
-        if all(name in each for each in tables):
-            columns = [each[name] for each in tables]
-            if any(isinstance(each.dtype, pd.CategoricalDtype) for each in columns):
-                columns = [each.astype(object) for each in columns]
-            found = pd.concat(columns, axis=1, keys=range(len(columns)))
-            first = found.bfill(axis=1)[0]
-            if (found.eq(first, axis=0) | found.isna()).all(axis=None):
-                joined[name] = first.infer_objects().to_numpy()
-    return pd.DataFrame(joined, index=index)
+    if not all(each.equals(tables[0]) for each in tables[1:]):
+        tables = [each.astype(object) for each in tables]
+        joined = reduce(pd.DataFrame.combine_first, tables)
+        same = [
+            name
+            for name in tables[0]
+            if all(
+                name in each and (each[name].eq(joined[name]) | each[name].isna()).all()
+                for each in tables
+            )
+        ]
+        tables = [joined[same].infer_objects()]
+    return tables[0].set_axis(index, axis=0)
 
 
 def require_named(where: Location, names: Names) -> None:
@@ -380,11 +363,11 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
     for name, first in sources[0].elements.items():
         stored = [source.elements[name] for source in sources]
         layouts = [each.layout for each in stored]
-        _check_same_kind(name, sources)
+        _require_same(name, sources, _columns_of)
         if first.layout == "ragged":
             columns: _Columns = 0, ColumnNames(partial(np.array, [], object)), None
         elif first.var is None:
-            _check_same_shape(name, sources, 1)
+            _require_same(name, sources, partial(_shape_of, start=1))
             columns = first.shape[1], ColumnNames(first.var_names), None
         else:
             if first.var not in tables:
@@ -394,7 +377,7 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
                     own_genes = Genes(genes.join_vars, of_first=genes.of_first)
                 tables[first.var] = _joined(name, sources, own_genes)
             columns = tables[first.var]
-            _check_same_shape(name, sources, 2)
+            _require_same(name, sources, partial(_shape_of, start=2))
         n_columns, names, maps = columns
         if maps is not None and first.shape[2:]:
             msg = (
@@ -427,13 +410,7 @@ def _dtype_of(name: str, sources: Sequence[Source]) -> np.dtype[Any]:
     dtypes = [source.elements[name].dtype for source in sources]
     if all(each.names is None for each in dtypes):
         return np.result_type(*dtypes)
-    for source, dtype in zip(sources, dtypes, strict=True):
-        if dtype != dtypes[0]:
-            msg = (
-                f"{source.location}: `{name}` has values of {dtype}, but of {dtypes[0]} in "
-                f"{sources[0].location}; only open files with the same fields together"
-            )
-            raise MismatchError(msg)
+    _require_same(name, sources, lambda stored: f"values of {stored.dtype}")
     return dtypes[0]
 
 
@@ -458,23 +435,15 @@ def _joined(name: str, sources: Sequence[Source], genes: Genes) -> _Columns:
     names_of_first = ColumnNames(partial(_names_again, name, sources[0]))
     if len(sources) == 1 and not genes.are_chosen:
         return sources[0].elements[name].shape[1], names_of_first, None
-    parts = _parts(name, sources)
+    parts = list[tuple[Location, NDArray[np.object_]]]()
+    found = side_by_side(partial(_names_of, name), sources)
+    for source, own in zip(sources, found, strict=True):
+        is_same = parts and np.array_equal(own, parts[0][1])  # then memory is shared
+        parts.append((source.location, parts[0][1] if is_same else own))
     names, maps = join_var(parts, genes)
     if maps is None:
         return len(names), names_of_first, None
     return len(names), ColumnNames(partial(np.asarray, names)), maps
-
-
-def _parts(name: str, sources: Sequence[Source]) -> list[tuple[Location, NDArray[np.object_]]]:
-    """Return the column names of each source; equal names share memory with the first."""
-    parts = list[tuple[Location, NDArray[np.object_]]]()
-    found = side_by_side(partial(_names_of, name), sources)
-    for source, own in zip(sources, found, strict=True):
-        if parts and (own is parts[0][1] or np.array_equal(own, parts[0][1])):
-            parts.append((source.location, parts[0][1]))
-        else:
-            parts.append((source.location, own))
-    return parts
 
 
 def _names_of(name: str, source: Source) -> NDArray[np.object_]:
@@ -495,34 +464,25 @@ def _names_again(name: str, source: Source) -> NDArray[np.object_]:
     return names
 
 
-def _check_same_kind(name: str, sources: Sequence[Source]) -> None:
-    """Check that all or no files name their columns, and that rows have the same dimensions."""
-    first = sources[0].elements[name]
-    for source in sources[1:]:
-        stored = source.elements[name]
-        if (stored.layout == "ragged") != (first.layout == "ragged"):
-            msg = (
-                f"{source.location}: `{name}` is {stored.layout}, but {first.layout} in "
-                f"{sources[0].location}; only open files with the same layout together"
-            )
-            raise MismatchError(msg)
-        if (stored.var is None) != (first.var is None):
-            msg = (
-                f"{source.location}: `{name}` has named columns here or in {sources[0].location}, "
-                "but not in both; write the same kind to all files"
-            )
-            raise MismatchError(msg)
-
-
-def _check_same_shape(name: str, sources: Sequence[Source], start: int) -> None:
-    """Check that dimensions from ``start`` on are the same in all files."""
-    first = sources[0]
-    for source in sources[1:]:
-        own, expected = (each.elements[name].shape[start:] for each in (source, first))
+def _require_same(
+    name: str, sources: Sequence[Source], described: Callable[[StoredElement], str]
+) -> None:
+    """Check that an element has the same description in all files."""
+    first, *others = sources
+    expected = described(first.elements[name])
+    for source in others:
+        own = described(source.elements[name])
         if own != expected:
-            n_columns, others = (" x ".join(map(str, shape)) or "1" for shape in (own, expected))
-            msg = (
-                f"{source.location}: `{name}` has {n_columns} columns, but {others} in "
-                f"{first.location}; write the same columns to all files"
-            )
-            raise MismatchError(msg)
+            msg = f"{source.location}: `{name}` has {own}, but {expected} in {first.location}"
+            raise MismatchError(f"{msg}; write the same kind to all files")
+
+
+def _columns_of(stored: StoredElement) -> str:
+    if stored.layout == "ragged":
+        return "rows of any length"
+    return "columns without names" if stored.var is None else "named columns"
+
+
+def _shape_of(stored: StoredElement, start: int) -> str:
+    """Return the dimensions from ``start`` on."""
+    return f"{' x '.join(map(str, stored.shape[start:])) or 1} columns"

@@ -1,17 +1,28 @@
-"""Joining an obs column over the files of a collection."""
+"""obs of a collection: joining a column over files, and queries over columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from itertools import filterfalse, pairwise
+from numbers import Number
 from operator import methodcaller
 from typing import Any, Literal, NoReturn, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellfeed._errors import ColumnError, FormatError, MismatchError, require_one_of
+from cellfeed._errors import (
+    ColumnError,
+    FormatError,
+    MismatchError,
+    ParameterError,
+    one_line,
+    require_one_of,
+)
 from cellfeed._lazy import pd
 from cellfeed.bytes import Location
 from cellfeed.collection._join_elements import side_by_side
@@ -81,33 +92,30 @@ def read_obs(
             raise _lacks(sources[lacking[0]], name, known[lacking[0]])
     names_of = dict(zip(map(id, sources), known, strict=True))
 
-    def wanted(source: Source, others: Iterable[str] = ()) -> list[str]:
-        there = set(names_of[id(source)]).difference(others)
-        return [name for name in columns if name in there]
-
-    def read_plain(source: Source) -> Mapping[str, ObsColumn]:
-        return source.plain_obs(asked) if (asked := wanted(source)) else {}
-
-    read_plainly = list(side_by_side(_alone(read_plain), sources))
-    plain = {
-        name: joined
-        for name in columns
-        if (joined := _join_plain(name, sources, [each.get(name) for each in read_plainly]))
-    }
-
-    def read(source: Source) -> pd.DataFrame | None:
-        return source.read_obs(asked) if (asked := wanted(source, plain)) else None
-
-    tables = []
-    for source, table in zip(sources, side_by_side(_alone(read), sources), strict=True):
-        if table is not None:
-            _check_length(source, len(table))
-            if missing := [name for name in wanted(source, plain) if name not in table]:
+    def read(source: Source) -> dict[str, ObsColumn]:
+        asked = [name for name in columns if name in names_of[id(source)]]
+        found = dict(source.plain_obs(asked)) if asked else {}
+        if others := [name for name in asked if name not in found]:
+            table = source.read_obs(others)
+            if missing := [name for name in others if name not in table]:
                 msg = f"{source.location}: `read_obs` returned no column {missing[0]!r}"
                 raise FormatError(f"{msg}, which is one of `obs_names`; correct the source")
-        tables.append(table)
+            found |= {name: _column_of(name, source.location, table[name]) for name in others}
+        for each in found.values():
+            if (n := len(_cells_of(each))) != source.n_rows:
+                msg = f"{source.location}: obs has {n} rows, but the matrix has {source.n_rows}"
+                raise FormatError(f"{msg}; write the file again")
+        return found
+
+    parts = list(side_by_side(_alone(read), sources))
     return {
-        name: plain.get(name) or join_column(name, _parts(name, sources, tables))
+        name: _join(
+            name,
+            [
+                (source.location, own.get(name) or _missing(name, source.n_rows, parts))
+                for source, own in zip(sources, parts, strict=True)
+            ],
+        )
         for name in columns
     }
 
@@ -118,55 +126,16 @@ def _lacks(source: Source, name: str, known: Sequence[str]) -> ColumnError:
     return ColumnError(source.refused_obs(name) or msg)
 
 
-def _check_length(source: Source, n: int) -> None:
-    if n != source.n_rows:
-        msg = (
-            f"{source.location}: obs has {n} rows, but the matrix has {source.n_rows}; write the "
-            "file again"
-        )
-        raise FormatError(msg)
+def _cells_of(column: ObsColumn) -> NDArray[Any]:
+    return column.codes if isinstance(column, CategoricalColumn) else column.values
 
 
-def _join_plain(
-    name: str, sources: Sequence[Source], parts: Sequence[ObsColumn | None]
-) -> ObsColumn | None:
-    """Join a column that is of one dtype or of text in all sources; None for others."""
-    for source, part in zip(sources, parts, strict=True):
-        if part is not None:
-            _check_length(source, len(part.values))
-    numbers = [part.values for part in parts if isinstance(part, NumericColumn)]
-    if len(numbers) == len(parts) and len({values.dtype for values in numbers}) == 1:
-        for source, values in zip(sources, numbers, strict=True):
-            require_int64(f"{source.location}: obs column {name!r}", values)
-        return NumericColumn(np.concatenate(numbers))
-    texts = [part for part in parts if isinstance(part, CategoricalColumn)]
-    if len(texts) < len(parts) or not all(part.categories.size for part in texts):
-        return None
-    return _join_codes([(part.codes, part.categories) for part in texts])
-
-
-def _parts(
-    name: str, sources: Sequence[Source], tables: Sequence[pd.DataFrame | None]
-) -> list[tuple[Location, pd.Series[Any]]]:
-    """Return a column of each source, with missing values for sources that lack it."""
-    own = [None if table is None or name not in table else table[name] for table in tables]
-    known = [series for series in own if series is not None and not _has_no_categories(series)]
-    are_numbers = bool(known) and not isinstance(known[0].dtype, pd.CategoricalDtype)
-    are_numbers = are_numbers and pd.api.types.is_numeric_dtype(known[0].dtype)
-    are_numbers = are_numbers and not pd.api.types.is_bool_dtype(known[0].dtype)
-    missing = partial(_missing, are_numbers=are_numbers)
-    return [
-        (source.location, missing(source.n_rows) if series is None else series)
-        for source, series in zip(sources, own, strict=True)
-    ]
-
-
-def _missing(n_rows: int, *, are_numbers: bool) -> pd.Series[Any]:
-    """Return a column of missing values: NaN, or a categorical without categories."""
-    if are_numbers:
-        return pd.Series(np.full(n_rows, np.nan, np.float32))
-    codes, none = np.full(n_rows, -1, np.int8), pd.Index([], dtype=object)
-    return pd.Series(pd.Categorical.from_codes(codes, categories=none))
+def _missing(name: str, n_rows: int, parts: Sequence[Mapping[str, ObsColumn]]) -> ObsColumn:
+    """Return missing values for a source that lacks a column: NaN beside numbers."""
+    known = (each[name] for each in parts if name in each)
+    if isinstance(next(filterfalse(_has_no_categories, known), None), NumericColumn):
+        return NumericColumn(np.full(n_rows, np.nan, np.float32))
+    return CategoricalColumn(np.full(n_rows, -1, np.int8), np.empty(0, object))
 
 
 def join_column(name: str, parts: Sequence[tuple[Location, pd.Series[Any]]]) -> ObsColumn:
@@ -188,62 +157,84 @@ def join_column(name: str, parts: Sequence[tuple[Location, pd.Series[Any]]]) -> 
         The values are neither numbers nor categories, such as dates; or a tensor, or the common
         dtype of the files, cannot hold one of the integers.
     """
-    kinds = [_kind(name, where, series) for where, series in parts]
-    # Categories of which there are none, since all are missing, fit any others.
-    known = [place for place, (_, series) in enumerate(parts) if not _has_no_categories(series)]
-    first = known[0] if known else 0
-    for (where, series), kind in zip(parts, kinds, strict=True):
-        fits = kinds[first] != "numbers" if _has_no_categories(series) else kind == kinds[first]
-        if not fits:
-            msg = (
-                f"{where}: obs column {name!r} has {kind}, but {kinds[first]} in "
-                f"{parts[first][0]}; write the same kind to all files"
-            )
-            raise MismatchError(msg)
-    if kinds[first] == "numbers":
-        is_nullable = any(_is_nullable(series) for _, series in parts)
-        return NumericColumn(_join_numbers(name, parts), is_nullable)
-    columns = [series.astype("category").cat for _, series in parts]
-    joined = _join_codes(
-        [(each.codes.to_numpy(), each.categories.to_numpy(dtype=object)) for each in columns]
-    )
-    is_nullable = any(isinstance(series.dtype, pd.BooleanDtype) for _, series in parts)
-    return replace(joined, is_nullable=is_nullable)
+    return _join(name, [(where, _column_of(name, where, series)) for where, series in parts])
 
 
-def _kind(name: str, where: Location, series: pd.Series[Any]) -> str:
-    values = series.cat.categories if isinstance(series.dtype, pd.CategoricalDtype) else series
-    if pd.api.types.is_bool_dtype(values.dtype):
-        return "booleans"
-    if pd.api.types.is_numeric_dtype(values.dtype) and values.dtype not in _UNKNOWN_TO_TORCH:
-        is_category = isinstance(series.dtype, pd.CategoricalDtype)
-        return "categories that are numbers" if is_category else "numbers"
-    if pd.api.types.is_string_dtype(values.dtype) or values.dtype == object:
-        return "text"
+def _column_of(name: str, where: Location, series: pd.Series[Any]) -> ObsColumn:
+    """Return a column of one file that pandas has read."""
+    is_category = isinstance(series.dtype, pd.CategoricalDtype)
+    dtype = series.cat.categories.dtype if is_category else series.dtype
+    is_boolean = pd.api.types.is_bool_dtype(dtype)
+    is_number = pd.api.types.is_numeric_dtype(dtype) and dtype not in _UNKNOWN_TO_TORCH
+    if is_number and not (is_boolean or is_category):
+        # Missing ones are NaN, of pandas' nullable integers too.
+        is_nullable = _is_nullable(series)
+        own = np.dtype(np.float64) if is_nullable else series.to_numpy().dtype.newbyteorder("=")
+        return NumericColumn(exact_numbers(name, where, series, own), is_nullable)
+    if (
+        is_boolean
+        or is_number
+        or pd.api.types.is_string_dtype(dtype)
+        or pd.api.types.is_object_dtype(dtype)
+    ):
+        column = series.astype("category").cat
+        categories = column.categories.to_numpy(dtype=object)
+        is_nullable = isinstance(series.dtype, pd.BooleanDtype)
+        return CategoricalColumn(np.asarray(column.codes), categories, is_nullable)
     msg = (
-        f"{where}: obs column {name!r} has dtype {values.dtype}, which is neither a "
+        f"{where}: obs column {name!r} has dtype {dtype}, which is neither a "
         "numeric dtype of torch nor categorical; write it as float64 or as text"
     )
     raise ColumnError(msg)
 
 
-def _has_no_categories(series: pd.Series[Any]) -> bool:
-    return isinstance(series.dtype, pd.CategoricalDtype) and len(series.cat.categories) == 0
-
-
-def _join_numbers(name: str, parts: Sequence[tuple[Location, pd.Series[Any]]]) -> NDArray[Any]:
-    # Missing ones are NaN, of pandas' nullable integers too.
-    own = [
-        np.dtype(np.float64) if _is_nullable(series) else np.asarray(series).dtype
-        for _, series in parts
+def _join(name: str, parts: Sequence[tuple[Location, ObsColumn]]) -> ObsColumn:
+    """Join a column over files; see `join_column`."""
+    # Categories of which there are none, since all are missing, fit any others.
+    known = [part for part in parts if not _has_no_categories(part[1])] or [*parts[:1]]
+    expected = _kind(known[0][1])
+    for where, column in parts:
+        kind = _kind(column)
+        if kind != expected and (expected == "numbers" or not _has_no_categories(column)):
+            msg = (
+                f"{where}: obs column {name!r} has {kind}, but {expected} in {known[0][0]}; write "
+                "the same kind to all files"
+            )
+            raise MismatchError(msg)
+    is_nullable = any(column.is_nullable for _, column in parts)
+    numbers = [(where, each.values) for where, each in parts if isinstance(each, NumericColumn)]
+    if numbers:
+        dtype = np.result_type(*(values.dtype for _, values in numbers))
+        if dtype.kind == "f" and all(values.dtype.kind in "iu" for _, values in numbers):
+            dtype = np.dtype(np.int64)  # of int64 beside uint64
+        exact = [_exact(name, where, values, dtype) for where, values in numbers]
+        for (where, _), values in zip(numbers, exact, strict=True):
+            require_int64(f"{where}: obs column {name!r}", values)
+        return NumericColumn(np.concatenate(exact), is_nullable)
+    code_of = dict[Any, int]()  # numbered by first appearance
+    texts = [each for _, each in parts if isinstance(each, CategoricalColumn)]
+    # The last entry, which code -1 selects, keeps "missing" missing.
+    to_joint = [
+        np.array([*(code_of.setdefault(e, len(code_of)) for e in each.categories), -1])
+        for each in texts
     ]
-    dtype = np.result_type(*own).newbyteorder("=")
-    if all(each.kind in "iu" for each in own) and dtype.kind == "f":  # int64 beside uint64
-        dtype = np.dtype(np.int64)
-    numbers = [exact_numbers(name, where, series, dtype) for where, series in parts]
-    for (where, _), values in zip(parts, numbers, strict=True):
-        require_int64(f"{where}: obs column {name!r}", values)
-    return np.concatenate(numbers)
+    small = np.min_scalar_type(-max(1, len(code_of)))
+    codes = [new[each.codes].astype(small) for new, each in zip(to_joint, texts, strict=True)]
+    return CategoricalColumn(np.concatenate(codes), np.array([*code_of], object), is_nullable)
+
+
+def _has_no_categories(column: ObsColumn) -> bool:
+    return isinstance(column, CategoricalColumn) and not column.categories.size
+
+
+def _kind(column: ObsColumn) -> str:
+    if isinstance(column, NumericColumn):
+        return "numbers"
+    types = {type(each) for each in column.categories}
+    if types and types <= {bool, np.bool_}:
+        return "booleans"
+    are_numbers = types and all(issubclass(each, Number) for each in types)
+    return "categories that are numbers" if are_numbers else "text"
 
 
 def _is_nullable(series: pd.Series[Any]) -> bool:
@@ -269,18 +260,20 @@ def exact_numbers(
     ColumnError
         ``dtype`` cannot hold one of the integers. Fractions are rounded, as in NumPy.
     """
-    values: NDArray[Any]
-    if _is_nullable(series):
-        values = series.to_numpy(dtype=dtype, na_value=np.nan)
-        integers = np.empty(0)
-        if series.dtype.kind in "iu":  # older versions of pandas give objects if not asked
-            integers = series.dropna().to_numpy(dtype=np.dtype(f"{series.dtype.kind}8"))
-    else:
-        integers = series.to_numpy()
-        with np.errstate(invalid="ignore"):
-            values = integers.astype(dtype, copy=False)
-    if integers.dtype.kind in "iu" and integers.dtype != dtype:
-        inexact = integers[_differ(integers, dtype)]
+    if not _is_nullable(series):
+        return _exact(name, where, series.to_numpy(), dtype)
+    if series.dtype.kind in "iu":  # older versions of pandas give objects if not asked
+        integers = series.dropna().to_numpy(dtype=np.dtype(f"{series.dtype.kind}8"))
+        _exact(name, where, integers, dtype)
+    values: NDArray[Any] = series.to_numpy(dtype=dtype, na_value=np.nan)
+    return values
+
+
+def _exact(name: str, where: Location, numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    with np.errstate(invalid="ignore"):
+        values = numbers.astype(dtype, copy=False)
+    if numbers.dtype.kind in "iu" and numbers.dtype != dtype:
+        inexact = numbers[_differ(numbers, dtype)]
         if inexact.size:
             msg = (
                 f"{where}: obs column {name!r} has {inexact[0]}, which {dtype}, the common dtype "
@@ -302,14 +295,139 @@ def _differ(integers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
     return differ
 
 
-def _join_codes(parts: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> CategoricalColumn:
-    """Join codes and their categories, which are numbered by first appearance."""
-    code_of = dict[Any, int]()
-    # The last entry, which code -1 selects, keeps "missing" missing.
-    to_joint = [
-        np.array([*(code_of.setdefault(each, len(code_of)) for each in categories), -1])
-        for _, categories in parts
-    ]
-    dtype = np.min_scalar_type(-max(1, len(code_of)))
-    codes = [new[own].astype(dtype) for new, (own, _) in zip(to_joint, parts, strict=True)]
-    return CategoricalColumn(np.concatenate(codes), np.array([*code_of], object))
+# Queries: comparisons, which pandas carries out for some rows at a time.
+
+_QUOTED = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|`([^`]+)`""")
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda column, values: column.isin(values),
+    ast.NotIn: lambda column, values: ~column.isin(values),
+}
+_ROWS_AT_ONCE = 1 << 18
+_MOST_SHOWN = 200
+
+
+def rows_where(
+    query: str, read: Callable[[Sequence[str]], Mapping[str, ObsColumn]], n_rows: int
+) -> NDArray[np.int64]:
+    """Return the rows where a condition holds, ascending; where it is missing, it does not.
+
+    Parameters
+    ----------
+    query
+        The condition, such as ``"cell_type == 'B' and n_counts > 500"``.
+    read
+        Returns all rows of the columns in it.
+    n_rows
+        The number of rows.
+
+    Raises
+    ------
+    ParameterError
+        The query has something other than columns, constants, comparisons, ``and``, ``or``,
+        ``not`` and ``in`` with lists of constants; or pandas cannot compare the columns.
+    """
+    if not isinstance(query, str):
+        msg = f"a query must be text, such as \"cell_type == 'B'\", but got {query!r}"  # type: ignore[unreachable]
+        raise ParameterError(msg)
+    shown = query if len(query) <= _MOST_SHOWN else query[:_MOST_SHOWN] + "..."
+    called = f"query {shown!r}"
+    quoted = list[str]()  # names in backticks, by placeholder; text may have backticks, too
+
+    def placed(match: re.Match[str]) -> str:
+        quoted.extend([match[2]] if match[2] else [])
+        return match[1] or f" _quoted_{len(quoted) - 1}_ "
+
+    try:
+        tree = ast.parse(_QUOTED.sub(placed, query).strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        msg = "is not an expression, or too long; write, for example, \"cell_type == 'B'\""
+        raise ParameterError(f"{called}: {msg}") from error
+    of_placeholder = {f"_quoted_{k}_": name for k, name in enumerate(quoted)}
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    for node in names:
+        node.id = of_placeholder.get(node.id, node.id)
+    columns = read([*dict.fromkeys(node.id for node in names)])
+    arrays = {name: _array_of(column) for name, column in columns.items()}
+    found = [np.empty(0, np.int64)]
+    for start in range(0, n_rows, _ROWS_AT_ONCE):
+        part = slice(start, start + _ROWS_AT_ONCE)
+        some = {name: pd.Series(each[part]) for name, each in arrays.items()}
+        try:
+            holds = _where(tree, some).to_numpy(dtype=bool, na_value=False)
+        except ParameterError as error:
+            raise ParameterError(f"{called}: {error}") from error
+        except Exception as error:  # whatever pandas raises of a dtype
+            msg = f"{called}: pandas cannot evaluate it: {one_line(error)}"
+            raise ParameterError(msg) from error
+        found.append(np.flatnonzero(holds) + start)
+    return np.concatenate(found)
+
+
+def _where(node: ast.expr, columns: Mapping[str, Any]) -> Any:
+    """Return where an expression is true, a series of booleans."""
+    match node:
+        case ast.BoolOp(op=op, values=operands):
+            join = operator.and_ if isinstance(op, ast.And) else operator.or_
+            return reduce(join, (_where(each, columns) for each in operands))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return ~_where(operand, columns)
+        case ast.Name(id=name):
+            if columns[name].dtype.kind != "b":
+                msg = f"{name!r} is not true or false; compare it, as in `{name} == 1`"
+                raise ParameterError(msg)
+            return columns[name]
+        case ast.Compare(left=left, ops=ops, comparators=right):
+            pairs = zip(ops, pairwise([left, *right]), strict=True)
+            return reduce(operator.and_, (_compared(*each, columns) for each in pairs))
+    raise _not_allowed(node)
+
+
+def _compared(sign: ast.cmpop, sides: tuple[ast.expr, ast.expr], columns: Mapping[str, Any]) -> Any:
+    """Return where a comparison of two expressions holds."""
+    left, right = (_value(node, columns) for node in sides)
+    are_columns = [isinstance(each, pd.Series) for each in (left, right)]
+    constants = [each for each in (left, right) if not isinstance(each, pd.Series)]
+    if isinstance(sign, ast.In | ast.NotIn):
+        if not are_columns[0] or not isinstance(right, list | tuple):
+            msg = "`in` takes a column and a list of constants, such as ['a', 'b']"
+            raise ParameterError(msg)
+        constants = [*right]
+    are_known = all(isinstance(each, bool | int | float | str) for each in constants)
+    if type(sign) not in _COMPARISONS or not are_known or not any(are_columns):
+        raise _not_allowed(ast.Compare(sides[0], [sign], [sides[1]]))
+    return _COMPARISONS[type(sign)](left, right)
+
+
+def _value(node: ast.expr, columns: Mapping[str, Any]) -> Any:
+    try:
+        return columns[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
+    except ValueError as error:
+        raise _not_allowed(node) from error
+
+
+def _not_allowed(node: ast.expr) -> ParameterError:
+    return ParameterError(
+        f"{ast.unparse(node)[:80]!r} is not allowed; use comparisons of columns with columns "
+        "and constants, and, or, not, in [...]; for others, compare `read_obs` with NumPy"
+    )
+
+
+def _array_of(column: ObsColumn) -> Any:
+    """Return a column as NumPy or pandas represents it; categories stay codes.
+
+    Booleans are categories only if some that are not pandas' NA are missing.
+    """
+    if not isinstance(column, CategoricalColumn):
+        values = column.values
+        return pd.arrays.FloatingArray(values, np.isnan(values)) if column.is_nullable else values
+    are_missing = column.codes < 0
+    if column.is_nullable or (_kind(column) == "booleans" and not are_missing.any()):
+        values = np.append(column.categories.astype(bool), [False])  # the last is of code -1
+        return pd.arrays.BooleanArray(values[column.codes], are_missing)
+    return pd.Categorical.from_codes(column.codes, pd.Index(column.categories))

@@ -42,7 +42,6 @@ _REQUESTED_BYTES = 256 << 20  # of stored rows that are requested from servers a
 _PREFETCH = 2
 _TASK, _BLOCK = 1 << 20, 1 << 16  # elements that a thread writes; and narrows, in its cache
 _PAUSE = 0.1  # seconds between two looks at whether another rank is done
-_MOST_UINT16, _MOST_INT32 = 1 << 16, 1 << 31  # columns
 
 
 # Arrays in shared memory.
@@ -166,12 +165,6 @@ def _dtypes_of(sample: NDArray[Any]) -> list[np.dtype[Any]]:
     narrow = map(np.dtype, ("u1", "u2") if dtype.kind in "iuf" else ())
     fitting = (e for e in narrow if e.itemsize < dtype.itemsize and can_cast(e, dtype))
     return [e for e in fitting if _as_exactly(sample, e) is not None] + [dtype]
-
-
-def _dtype_of_indices(n_columns: int) -> np.dtype[Any]:
-    if n_columns <= _MOST_UINT16:
-        return np.dtype(np.uint16)
-    return np.dtype(np.int32 if n_columns <= _MOST_INT32 else np.int64)
 
 
 # Rows in shared memory.
@@ -300,7 +293,9 @@ def load_rows(
         if each.layout != "dense":
             pointers[name] = _GrowingArray([np.dtype(np.int64)], rows.size + 1)
         if each.layout == "csr":
-            indices[name] = _GrowingArray([_dtype_of_indices(each.n_columns)], expected)
+            most = {"u2": 1 << 16, "i4": 1 << 31, "i8": 1 << 63}
+            kind = next(kind for kind, n in most.items() if each.n_columns <= n)
+            indices[name] = _GrowingArray([np.dtype(kind)], expected)
     needed = sum(e.expected_bytes for some in (values, pointers, indices) for e in some.values())
     require_room(needed)
     _require_memory(needed + min(needed, 3 * _FETCH_BYTES))

@@ -131,7 +131,7 @@ def _transformed(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DeviceArray:
-    """Rows of an element, or of one field of its values, in the dtypes in which they are loaded.
+    """Rows of an element, in the dtypes in which they are loaded.
 
     Parameters
     ----------
@@ -145,8 +145,6 @@ class _DeviceArray:
         The same in memory, from which sizes are known without waiting for the device.
     columns
         Column indices, if rows are sparse.
-    are_distinct
-        Whether no sparse row has a column twice.
     """
 
     layout: Layout
@@ -155,7 +153,6 @@ class _DeviceArray:
     pointers: torch.Tensor | None = None
     ends: NDArray[np.int64] | None = None
     columns: torch.Tensor | None = None
-    are_distinct: bool = True
 
 
 class DeviceRows:
@@ -180,7 +177,7 @@ class DeviceRows:
     Raises
     ------
     ParameterError
-        torch does not have the dtype of an element.
+        torch does not have the dtype of an element, or a sparse row has a column twice.
     ColumnError
         An obs column has numbers above the largest int64.
     """
@@ -192,24 +189,25 @@ class DeviceRows:
         for name, column in obs.items():
             require_int64(f"obs column {name!r}", column.values)
             self._obs[name] = _copied(column.values[loaded.rows], device)
-        self._arrays = dict[str, dict[str, _DeviceArray]]()
+        self._arrays = dict[str, _DeviceArray]()
         for name, rows in loaded.elements.items():
             values, pointers, columns = rows.arrays
+            if values.dtype.names is not None:
+                msg = f"`{name}` has records, which torch does not have; load it without `device`"
+                raise ParameterError(msg)
+            own = _copied(values, device)
+            if rows.layout == "dense":
+                own = own.view(loaded.rows.size, math.prod(rows.shape[1:]))
             parts: dict[str, Any] = {}
             if pointers is not None:
                 parts = {"pointers": _copied(pointers, device), "ends": pointers.copy()}
             if pointers is not None and columns is not None:
                 parts["columns"] = _copied(columns, device)
-                parts["are_distinct"] = _are_distinct(parts["columns"], pointers)
-            self._arrays[name] = {}
-            for field in values.dtype.names or [None]:
-                own = _copied(values if field is None else values[field], device)
-                if rows.layout == "dense":
-                    own = own.view(loaded.rows.size, math.prod(rows.shape[1:]))
-                own_name = name if field is None else f"{name}/{field}"
-                self._arrays[name][own_name] = _DeviceArray(
-                    rows.layout, rows.shape[1:], own, **parts
-                )
+                if not _are_distinct(parts["columns"], pointers):
+                    msg = f"`{name}` has a column twice in one row; write it again after "
+                    msg += "`sum_duplicates()`, or load the cells without `device`"
+                    raise ParameterError(msg)
+            self._arrays[name] = _DeviceArray(rows.layout, rows.shape[1:], own, **parts)
 
     def __reduce__(self) -> NoReturn:
         msg = (
@@ -257,9 +255,8 @@ class DeviceRows:
         )
         for here in map(slice, bounds[:-1].tolist(), bounds[1:].tolist()):
             elements = {
-                own_name: self._rows(name, own, where[here], places[here], delivery)
+                name: self._rows(name, where[here], places[here], delivery)
                 for name in delivery.dtypes
-                for own_name, own in self._arrays[name].items()
             }
             obs = {name: _taken(values, where[here]) for name, values in self._obs.items()}
             # torch indexes and counts classes with int64, as in minibatches from files.
@@ -268,16 +265,10 @@ class DeviceRows:
             yield Minibatch(elements, obs, numbers[here], names)
 
     def _rows(
-        self,
-        name: str,
-        stored: _DeviceArray,
-        where: torch.Tensor,
-        places: NDArray[np.int64],
-        delivery: Delivery,
+        self, name: str, where: torch.Tensor, places: NDArray[np.int64], delivery: Delivery
     ) -> Any:
-        """Return some rows of an element, or of a field of its values."""
-        n, has_fields = len(places), delivery.dtypes[name].names is not None
-        dtype = stored.values.dtype if has_fields else _torch_dtype(delivery.dtypes[name])
+        """Return some rows of an element."""
+        n, stored, dtype = len(places), self._arrays[name], _torch_dtype(delivery.dtypes[name])
         steps = delivery.transforms.get(name, ())
         if stored.pointers is None or stored.ends is None:
             values = _cast(_taken(stored.values, where), dtype)
@@ -293,12 +284,6 @@ class DeviceRows:
         if stored.columns is None:
             return RaggedTensor(offsets, values)
         columns, n_columns = _taken(stored.columns, positions).to(torch.int64), stored.row_shape[0]
-        if not stored.are_distinct:
-            flat, same = torch.unique_consecutive(row_of * n_columns + columns, return_inverse=True)
-            values = _summed(values, same, len(flat))
-            row_of, columns = flat // n_columns, flat % n_columns
-            lengths = row_of.bincount(minlength=n)
-            offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
         values = _transformed(values, steps, row_of, lengths)
         if not delivery.dense:
             is_small = max(n_values, n_columns) <= _MOST_INT32
@@ -339,13 +324,13 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def _small_integers() -> set[torch.dtype]:
-    return {torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32}
-
-
 def _taken(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Index values, also of unsigned dtypes that torch cannot index."""
     return values.view(same_bits(values.dtype))[places].view(values.dtype)
+
+
+def _small_integers() -> set[torch.dtype]:
+    return {torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32}
 
 
 def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -361,11 +346,3 @@ def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     elif values.is_floating_point() and dtype in _small_integers():
         values = values.to(torch.int64)  # so that what is out of range wraps around
     return values.to(dtype)
-
-
-def _summed(values: torch.Tensor, groups: torch.Tensor, n_groups: int) -> torch.Tensor:
-    """Sum the values of each group, in their dtype; float16 as SciPy, which has none."""
-    wide = values.to(torch.float32) if values.dtype == torch.float16 else values
-    bits = same_bits(wide.dtype)
-    sums = torch.zeros(n_groups, dtype=bits, device=values.device)
-    return sums.index_add_(0, groups, wide.view(bits)).view(wide.dtype).to(values.dtype)

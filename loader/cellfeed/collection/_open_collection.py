@@ -1,9 +1,9 @@
 """`open_collection`, which makes one collection of paths, URLs and objects."""
 
-import errno
 import glob
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -84,7 +84,6 @@ def _is_element(name: object) -> bool:
 
 PathLike = str | os.PathLike[str]
 Given = PathLike | Source
-_UNORDERED = (set, frozenset)  # each process would list it in another order
 
 
 def open_sources_of(
@@ -162,26 +161,12 @@ def _listed(given: Any, elements: Sequence[str], seen: dict[int, Any]) -> list[G
             raise ParameterError(f"{msg} count twice; give it once")
         seen[id(given)] = given
         return found
-    is_listed = isinstance(given, Iterable) and not isinstance(given, (bytes, Mapping, *_UNORDERED))
-    if not is_listed or _is_matrix(given):
-        remedy = "give paths, URLs, sources or AnnData"
-        if _is_matrix(given):
-            remedy = "wrap it in `anndata.AnnData(X)`"
-        elif isinstance(given, Mapping):
-            remedy = "give a list of its values"
-        elif isinstance(given, bytes):
-            remedy = "decode it with `os.fsdecode`"
-        elif isinstance(given, _UNORDERED):
-            remedy = "it has no order; give a sorted list"
-        raise ParameterError(f"`{type(given).__name__}` cannot be opened; {remedy}")
+    # Sets have another order in each process; a matrix would be iterated over by rows.
+    is_listed = isinstance(given, Iterable) and not isinstance(given, bytes | Mapping | AbstractSet)
+    if not is_listed or getattr(given, "ndim", 1) != 1:
+        msg = f"`{type(given).__name__}` cannot be opened; give paths, URLs, sources or AnnData"
+        raise ParameterError(f"{msg}, several of them in a list, and a matrix in `AnnData(X)`")
     return [each for one in given for each in _listed(one, elements, seen)]
-
-
-def _is_matrix(given: Any) -> bool:
-    """Return whether an object has a shape but is no list of texts, as a pandas Series may be."""
-    shape = getattr(given, "shape", None)
-    kind = getattr(getattr(given, "dtype", None), "kind", None)
-    return shape is not None and not (len(shape) == 1 and kind in ("O", "U", "T"))
 
 
 class _Found(NamedTuple):
@@ -197,7 +182,7 @@ def _found(where: Given, options: StorageOptions | None) -> "list[_Found | Sourc
         location = location.with_options(options)
     if location.path is None:
         return [*_found_on_server(location)]
-    return [*_found_at(location.path, location)]
+    return [*_found_at(location.path)]
 
 
 def _open(found: _Found | Source, elements: Sequence[str]) -> list[Source]:
@@ -226,23 +211,13 @@ def _found_on_server(location: Location) -> list[_Found]:
     return [_Found(each, storage) for each in found]
 
 
-def _found_at(given: Path, location: Location) -> list[_Found]:
+def _found_at(given: Path) -> list[_Found]:
     """Return the locations of a path, folder or pattern."""
-    try:
-        path = given.expanduser()
-    except RuntimeError:
-        msg = f"{location}: this home folder is not known; write the path without ~"
-        raise PathError(msg) from None
-    try:
-        if path.is_dir():
-            return _found_in(path)
-        matches = [str(path)] if path.exists() else []
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        msg = f"{location}: the path is too long for the file system; check it"
-        raise PathError(msg) from None
-    matches = matches or _matching(path)
+    # Functions of os.path take unknown home folders, and paths that are too long, as missing.
+    path = Path(os.path.expanduser(given))  # noqa: PTH111
+    if os.path.isdir(path):  # noqa: PTH112
+        return _found_in(path)
+    matches = [str(path)] if os.path.exists(path) else _matching(path)  # noqa: PTH110
     if not matches:
         what = "matches no file" if glob.has_magic(str(path)) else "no such file or folder"
         raise PathError(f"{path}: {what}; check the path")
@@ -255,7 +230,7 @@ def _matching(path: Path) -> list[str]:
     Files whose names begin with a dot only match if that is written.
     """
     n_parts = len(path.parts)
-    n = next(n for n in range(n_parts, -1, -1) if Path(*path.parts[:n]).exists())
+    n = next(n for n in range(n_parts, -1, -1) if os.path.exists(Path(*path.parts[:n])))  # noqa: PTH110
     written, pattern = Path(*path.parts[:n]), Path(*path.parts[n:])
     return sorted(glob.glob(str(Path(glob.escape(str(written)), pattern)), recursive=True))  # noqa: PTH207 - absolute patterns too
 

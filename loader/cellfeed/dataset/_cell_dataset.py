@@ -14,8 +14,7 @@ import cellfeed.sampling._kernels  # noqa: F401 - plans use compiled code if thi
 from cellfeed._errors import ParameterError, require_positive
 from cellfeed._lazy import sp
 from cellfeed._torch import HAS_TORCH, get_worker_info
-from cellfeed.collection import Collection
-from cellfeed.collection._indexables import count_rows, in_memory
+from cellfeed.collection import Collection, count_rows, in_memory
 from cellfeed.collection._on_device import Delivery, DeviceRows
 from cellfeed.dataset import _parameters
 from cellfeed.dataset._parameters import AnyDtype, AnyTransform, ReadOptions

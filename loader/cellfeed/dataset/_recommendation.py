@@ -21,7 +21,7 @@ from cellfeed._errors import (
     require_not_negative,
     require_positive,
 )
-from cellfeed.collection._indexables import count_indexable_rows
+from cellfeed.collection import count_indexable_rows
 from cellfeed.machine import usable_cores
 
 SCHEMA = "cellfeed.autotune/4"

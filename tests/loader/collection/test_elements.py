@@ -249,7 +249,7 @@ class TestRefused:
             adata.obsm["X_pca"] = np.ones((4, n_columns))
             adata.write_h5ad(tmp_path / f"{n_columns}.h5ad")
         first, second = tmp_path / "2.h5ad", tmp_path / "3.h5ad"
-        expected = f"^{second}: `obsm/X_pca` has 3 columns, but 2 in {first}; write the sa"
+        expected = f"^{second}: `obsm/X_pca` has 3 columns, but 2 columns in {first}; write"
         with pytest.raises(MismatchError, match=expected):
             open_collection(tmp_path, elements=["obsm/X_pca"])
         assert len(open_collection(tmp_path)) == 8

@@ -83,7 +83,7 @@ class TestImages:
 
     def test_of_another_shape_in_another_file_are_refused(self, write):
         first, second = write(image=numbers((2, 4, 4))), write(image=numbers((3, 16)))
-        expected = f"^{second}: `obsm/image` has 16 columns, but 4 x 4 in {first}; write the same"
+        expected = f"^{second}: `obsm/image` has 16 columns, but 4 x 4 columns in {first}; write"
         with pytest.raises(MismatchError, match=expected):
             open_collection([first, second], elements=["obsm/image"])
 

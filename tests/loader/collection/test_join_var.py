@@ -106,7 +106,7 @@ NO_GENES: list[tuple[dict[str, Any], str]] = [
         {"genes": "ab"},
         (
             r"`genes` must be a list of names or booleans, but got the text 'ab'; "
-            r"write \['ab'\] for one gene, or adata\.var\['ab'\] for such a column"
+            r"write \['ab'\]$"
         ),
     ),
     ({"genes": []}, "`genes` is empty; give"),

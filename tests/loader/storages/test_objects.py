@@ -92,20 +92,20 @@ def test_an_object_that_is_given_twice(adata, path):
 
 
 @pytest.mark.parametrize(
-    ("given", "remedy"),
+    "given",
     [
-        (sp.csr_matrix(COUNTS), r"wrap it in `anndata\.AnnData\(X\)`"),
-        (sp.csc_array(COUNTS), r"wrap it in `anndata\.AnnData\(X\)`"),
-        (COUNTS, r"wrap it in `anndata\.AnnData\(X\)`"),
-        (COUNTS[0], r"wrap it in `anndata\.AnnData\(X\)`"),
-        (pd.DataFrame(COUNTS), r"wrap it in `anndata\.AnnData\(X\)`"),
-        ({"a": "cells.h5ad"}, "give a list of its values"),
+        sp.csr_matrix(COUNTS),
+        sp.csc_array(COUNTS),
+        COUNTS,
+        pd.DataFrame(COUNTS),
+        {"a": "cells.h5ad"},
     ],
 )
-def test_what_is_no_anndata(given, remedy):
+def test_what_is_no_anndata(given):
     name = type(given).__name__
     for each in (given, [given]):
-        with pytest.raises(ParameterError, match=f"^`{name}` cannot be opened; {remedy}$"):
+        said = rf"^`{name}` cannot be opened; give .* in a list, and a matrix in `AnnData\(X\)`$"
+        with pytest.raises(ParameterError, match=said):
             open_collection(each)
 
 

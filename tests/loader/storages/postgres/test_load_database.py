@@ -1,5 +1,6 @@
 """What is loaded is all there or not at all, and what is wrong is said."""
 
+import re
 import subprocess
 import sys
 import warnings
@@ -11,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from tests import commands
 from tests.warm import python as warm
 
 from cellfeed import (
@@ -280,31 +280,21 @@ def test_a_gene_without_a_name(write_h5ad, load, postgres_server, request):
     assert postgres_server.ask(f"SELECT to_regnamespace('{schema}')") == [(None,)]
 
 
-# The command
-
-
 @of_server
 @pytest.mark.smoke
-def test_the_command(files, postgres_server, request, monkeypatch):
+def test_the_password_of_the_environment(files, postgres_server, request, monkeypatch):
     paths, cells = files
-    name = request.node.name
-    command = ["load-database", *map(str, paths), postgres_server.url, "--name", name]
-    refused = commands.cellfeed(*command)
-    assert refused.exit_code == 2
-    assert refused.stderr.startswith(f"Error: {postgres_server.url}: cannot be read (")
-    assert refused.stderr.count("\n") == 1
+    name, url = request.node.name, postgres_server.url
+    with pytest.raises(RemoteError, match=f"^{re.escape(url)}: cannot be read "):
+        load_database(paths, url, name)
     monkeypatch.setenv("PGPASSWORD", postgres_server.password)
-    done = commands.cellfeed(*command, "--obs", "plate,size")
-    assert done.exit_code == 0, done.stderr
-    head = f"{postgres_server.url}?collection={name}: 700 cells, "
-    assert done.stdout.startswith(head)
-    collection = open_collection(f"{postgres_server.url}?collection={name}", obs=["size"])
+    done = load_database(paths, url, name, obs=["plate", "size"])
+    assert (done.url, done.n_cells) == (f"{url}?collection={name}", 700)
+    collection = open_collection(done.url, obs=["size"])
     assert np.array_equal(collection[[699, 3]].X.toarray()[1], cells[0].X[3].toarray()[0])
-    missing = commands.cellfeed(*command[:1], "nowhere.h5ad", *command[3:])
-    assert (missing.exit_code, missing.stdout) == (2, "")
 
 
 def test_without_a_server(files):
-    no_database = commands.cellfeed("load-database", files[0][0], "cells.db", "--name", "cells")
-    assert no_database.exit_code == 2
-    assert "is not a database; give postgresql://user@host/database" in no_database.stderr
+    said = "is not a database; give postgresql://user@host/database"
+    with pytest.raises(ParameterError, match=said):
+        load_database(files[0][0], "cells.db", "cells")

@@ -31,7 +31,7 @@ def stored(tmp_path_factory, postgres_server):
 @pytest.mark.docs
 def test_the_example(stored, postgres_server, monkeypatch):
     monkeypatch.setenv("PGPASSWORD", postgres_server.password)
-    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    _, code = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     found: dict[str, Any] = {}
     code = code.replace("postgresql://me@host/cells?collection=plates", stored[0])
     exec(compile(code, "docs/how-to/postgres.md", "exec"), found)
