@@ -1,7 +1,6 @@
-"""obs, var and other tables of AnnData files of any version.
+"""obs, var and other tables of AnnData files.
 
-Columns are read one by one, as anndata has written them since 0.7. anndata reads older tables,
-which are one compound dataset.
+Columns are read one by one, as anndata has written them since 0.7.
 """
 
 from __future__ import annotations
@@ -91,10 +90,7 @@ def _digest(joined: bytes) -> bytes:
 def _joined(file: AnnDataFile, path: str, *, is_table: bool) -> bytes | None:
     """Return names in UTF-8, joined by zero bytes; None if one is missing or has such a byte."""
     if is_table:
-        table = file.stored(path)
-        if not is_group(table):
-            return None
-        path = f"{path}/{index_of(table)}"
+        path = f"{path}/{index_of(file.stored(path))}"
     check_sizes(file, path)
     file.prefetch([path])
     stored = file.stored(path)
@@ -113,10 +109,7 @@ def _joined(file: AnnDataFile, path: str, *, is_table: bool) -> bytes | None:
 
 def row_names(file: AnnDataFile, table: str) -> NDArray[np.object_]:
     """Return the names of the rows of a table such as ``obs``, None for missing names."""
-    stored = file.stored(table)
-    if not is_group(stored):
-        return as_names(file.read_oldest_frame(table).index)
-    return _names(file, f"{table}/{index_of(stored)}")
+    return _names(file, f"{table}/{index_of(file.stored(table))}")
 
 
 def _names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
@@ -135,8 +128,6 @@ _LARGEST_NUMBER = 8  # bytes; torch has none above
 def obs_names(file: AnnDataFile, table: str = "obs") -> tuple[str, ...]:
     """Return the names of the columns of a table such as ``obs``."""
     stored = file.stored(table)
-    if not is_group(stored):
-        return tuple(str(name) for name in file.read_oldest_frame(table).columns)
     if "column-order" not in stored.attrs:
         raise StructureError(f"{stored.name} lacks an attribute `column-order`")
     return texts(stored, "column-order")
@@ -144,7 +135,7 @@ def obs_names(file: AnnDataFile, table: str = "obs") -> tuple[str, ...]:
 
 def read_obs(file: AnnDataFile, columns: Sequence[str], table: str = "obs") -> pd.DataFrame:
     """Return the given columns, which must exist, of a table such as ``obs``, in that order."""
-    file.prefetch([f"{table}/{column}" for column in columns if is_group(file.stored(table))])
+    file.prefetch([f"{table}/{column}" for column in columns])
     return Table(file, table).read(columns)
 
 
@@ -241,7 +232,6 @@ class Table:
         self._file, self._path = file, path
         self._categories: dict[str, pd.CategoricalDtype] = {}
         self._checked = set[str]()
-        self._old: pd.DataFrame | None = None
 
     def read(
         self,
@@ -259,13 +249,7 @@ class Table:
         are_named
             Whether the result is indexed by the names of its rows, which are read, too.
         """
-        table = self._file.stored(self._path)
-        if not is_group(table):
-            if self._old is None:
-                self._old = self._file.read_oldest_frame(self._path)
-            found = self._old if rows is None else self._old.iloc[rows]
-            return found[list(columns)]
-        index = index_of(table)
+        index = index_of(self._file.stored(self._path))
         with damage_named(self._file.location, self._path, _runs_with_gaps(rows)):
             values = {name: self._column(name, rows) for name in columns}
             labels: Any = range(table_length(self._file, self._path) if rows is None else rows.size)

@@ -256,7 +256,7 @@ def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
 
 
 def open_sources(location: Location, elements: Sequence[str] = ("X",)) -> list[FileSource]:
-    """Open an ``.h5ad`` file of any version, an ``.h5mu`` file, a zarr store, or ``.h5`` of 10x.
+    """Open an ``.h5ad`` file, an ``.h5mu`` file, a zarr store, or ``.h5`` of 10x.
 
     Parameters
     ----------
@@ -345,6 +345,9 @@ def _examine_source(file: AnnDataFile, elements: Sequence[str]) -> FileSource:
                 "not an AnnData file, since it has no `obs` or no `var`; write it with anndata"
             )
             raise FormatError(f"{path}: is {what}")
+        if not is_group(file.stored("obs")):
+            msg = f"{path}: was written by anndata before 0.7; write it again"
+            raise FormatError(f"{msg}: `anndata.read_h5ad(path).write_h5ad(copy)`")
         has_modalities = is_mudata(root) and not _lacks(file, "mod")
     rows_of = cache(partial(rows_of_cells, file))  # of each modality, which may have many elements
     opened = dict[str, StoredElement]()
@@ -399,10 +402,8 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatri
     """
     path = file.location
     folder = name.partition("/")[0]
-    tables = {"raw": "raw/var", "obsm": None}
-    if name == "raw/X" and not _lacks(file, f"{within}raw.X"):  # anndata before 0.7
-        name, tables["raw"] = "raw.X", "raw.var"
-    var, element = tables.get(folder, "var"), within + name
+    var = {"raw": "raw/var", "obsm": None}.get(folder, "var")
+    element = within + name
     if _lacks(file, element):
         raise FormatError(f"{path}: has no `{element}`; {_alternatives(file, within, folder)}")
     stored = file.stored(element)
@@ -447,24 +448,15 @@ def _alternatives(file: AnnDataFile, within: str, folder: str) -> str:
 
 def _encodings(file: AnnDataFile, within: str = "") -> dict[str, str]:
     """Return the encoding of each element of an AnnData object."""
-    is_old = not _lacks(file, f"{within}raw.X")
-    there = [] if _lacks(file, f"{within}X") else ["X"]
-    if is_old or not _lacks(file, f"{within}raw/X"):
-        there.append("raw/X")
+    there = [name for name in ("X", "raw/X") if not _lacks(file, within + name)]
     for folder in ("layers", "obsm"):
         if not _lacks(file, within + folder):
-            stored = file.stored(within + folder)
-            names = _names_below(stored) if is_group(stored) else stored.dtype.names or ()
-            there += [f"{folder}/{name}" for name in names]
+            there += [f"{folder}/{name}" for name in _names_below(file.stored(within + folder))]
     found = dict[str, str]()
     for name in there:
-        path = within + ("raw.X" if is_old and name == "raw/X" else name)
-        stored = None if _lacks(file, path) else file.stored(path)
-        # What is not there is a field of a compound dataset, as anndata wrote obsm before 0.7.
-        is_array = stored is None or not is_group(stored)
-        encoding = "dense" if is_array else _sparse_encoding(stored)
-        if stored is None or text(stored, "encoding-type") != "null":  # None
-            found[name] = encoding
+        stored = file.stored(within + name)
+        if text(stored, "encoding-type") != "null":  # None
+            found[name] = _sparse_encoding(stored) if is_group(stored) else "dense"
     return found
 
 
@@ -483,6 +475,5 @@ _UNKNOWN = "unknown"
 
 def _sparse_encoding(group: Any) -> str:
     """Return "csr", "csc" or another encoding of the group."""
-    encoding = text(group, "encoding-type")
-    encoding = encoding or text(group, "h5sparse_format", _UNKNOWN)  # anndata before 0.7
+    encoding = text(group, "encoding-type", _UNKNOWN)
     return {"csr_matrix": "csr", "csc_matrix": "csc"}.get(encoding, encoding)
