@@ -348,7 +348,7 @@ def _examine_source(file: AnnDataFile, elements: Sequence[str]) -> FileSource:
         if not is_group(file.stored("obs")):
             msg = f"{path}: was written by anndata before 0.7; write it again"
             raise FormatError(f"{msg}: `anndata.read_h5ad(path).write_h5ad(copy)`")
-        has_modalities = is_mudata(root) and not _lacks(file, "mod")
+        has_modalities = not _lacks(file, "mod")
     rows_of = cache(partial(rows_of_cells, file))  # of each modality, which may have many elements
     opened = dict[str, StoredElement]()
     for element in elements:
