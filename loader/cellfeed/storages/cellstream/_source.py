@@ -219,5 +219,4 @@ CELLSTREAM = Storage(
     open=lambda location, _: [CellstreamSource(location)],
     suffixes=(".csad", ".shad"),
     recognizes=_is_archive,
-    extra="cellstream",
 )

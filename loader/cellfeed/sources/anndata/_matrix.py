@@ -14,12 +14,12 @@ from cellfeed._errors import FormatError
 from cellfeed._runs import Runs, count_rows, expand
 from cellfeed.bytes import cancellable_threads
 from cellfeed.bytes._tables import Tables, are_many
-from cellfeed.decode import ChunkedArray, Decoder, SlowRead, can_cast
+from cellfeed.decode import ChunkedArray, Decoder, SlowRead
 from cellfeed.machine import usable_cpu_count
 from cellfeed.rows import CsrChunks, CsrRows, DenseChunks, Layout, summable
-from cellfeed.sources._anndata import _annotations as frames
-from cellfeed.sources._anndata._file import AnnDataFile, damage_named, table_length
 from cellfeed.sources._source import StoredElement, fill, why_not_cast
+from cellfeed.sources.anndata import _annotations as frames
+from cellfeed.sources.anndata._file import AnnDataFile, damage_named, table_length
 
 
 class StoredMatrix(StoredElement):
@@ -53,18 +53,19 @@ class StoredMatrix(StoredElement):
         return self.__dict__ | {"_chunked_arrays": {}}
 
     def described(self) -> dict[str, Any] | None:
-        """Return what is known of the element, as JSON; None if it has a twin or is read slowly.
+        """Return what is known of the element, as JSON; None if that is not all that it needs.
 
-        Why it is read slowly may depend on what is installed. These are all attributes: if others
-        are added, `_tables._FORMAT` must change.
+        An element with a twin needs that, and a modality the order of its rows. Why one is read
+        slowly may depend on what is installed. These are all attributes: if others are added,
+        `_tables._FORMAT` must change.
         """
         own = {
             key: value.str if isinstance(value, np.dtype) else value
             for key, value in self.__getstate__().items()
             if key not in ("_file", "location", "_shares_indices_with")
         }
-        is_alone = self.__dict__.get("_shares_indices_with") is None
-        return own if is_alone and self._slow_read is None else None
+        needed = self.__dict__.get("_shares_indices_with"), self._slow_read, self.row_order
+        return own if all(each is None for each in needed) else None
 
     @classmethod
     def of_described(cls, file: AnnDataFile, described: Mapping[str, Any]) -> Self:
@@ -203,8 +204,7 @@ class StoredCsr(StoredMatrix):
         with self._damage_named(element):
             group = file.stored(element)
             indptr, indices, data = map(self._file.stored, self._array_names)
-            # R writes large integers as floats.
-            for stored, kinds in ((data, "biuf"), (indices, "iuf"), (indptr, "iuf")):
+            for stored, kinds in ((data, "biuf"), (indices, "iu"), (indptr, "iu")):
                 if stored.ndim != 1 or stored.dtype.kind not in kinds:
                     what = "numbers" if "b" in kinds else "integers"
                     raise self._inconsistent(
@@ -233,9 +233,6 @@ class StoredCsr(StoredMatrix):
                 self.rows_per_chunk = min(float(n_rows), data.chunks[0] * n_rows / last)
             self._n_elements = last
             self._watch(data, others=[f"{element}/indices"])
-            if self._slow_read is None and data.size and indices.dtype.kind == "f":
-                reason = f"its column indices are {indices.dtype}"
-                self._slow_read = SlowRead(file.library, reason, "write it as a CSR matrix")
 
     def share_indices(self, other: StoredCsr) -> None:
         """Use column indices and row pointers of another element, if links make them the same.
@@ -267,7 +264,7 @@ class StoredCsr(StoredMatrix):
         """Return the chunks of the rows; None if only the format's own library can read them."""
         self._file.check_unchanged()
         indices, data = self._chunked("indices"), self._chunked("data")
-        if indices is None or data is None or not _are_integers(indices):
+        if indices is None or data is None:
             return None
         return CsrChunks(self._pointer(), indices, data, self._n_stored_columns)
 
@@ -275,7 +272,7 @@ class StoredCsr(StoredMatrix):
         """Return the rows of ``runs``, read by the format's library."""
         self._file.check_unchanged()
         ranges, lengths = self._pointer()[runs], self.row_lengths(runs)
-        indices = self._integers("indices", self._read_slices(self._array_names[1], ranges, runs))
+        indices = self._read_slices(self._array_names[1], ranges, runs)
         data = self._read_slices(f"{self._element}/data", ranges, runs)
         n_columns = self._n_stored_columns
         if indices.size and not 0 <= indices.min() <= indices.max() < n_columns:
@@ -321,18 +318,10 @@ class StoredCsr(StoredMatrix):
     def _shape_of(self, group: Any) -> tuple[int, int]:
         stored = group.attrs.get("shape")
         sizes = np.asarray(() if stored is None else stored).ravel()
-        if sizes.size != 2 or sizes.dtype.kind not in "iuf":  # noqa: PLR2004 - rows and columns
+        if sizes.size != 2 or sizes.dtype.kind not in "iu":  # noqa: PLR2004 - rows and columns
             raise self._inconsistent(f"its attribute `shape` is not two numbers, but {stored!r}")
-        n_rows, n_vars = self._integers("shape", sizes).tolist()
+        n_rows, n_vars = map(int, sizes)
         return n_rows, n_vars
-
-    def _integers(self, name: str, values: NDArray[Any]) -> NDArray[np.int64]:
-        """Return integers that may be stored as floats."""
-        with np.errstate(invalid="ignore"):
-            integers = values.astype(np.int64)
-        if values.dtype.kind == "f" and not np.array_equal(integers, values):
-            raise self._inconsistent(f"`{name}` has values that are not integers")
-        return integers
 
     def _pointer(self) -> NDArray[np.int64]:
         if self._shares_indices_with is not None:
@@ -366,11 +355,11 @@ class StoredCsr(StoredMatrix):
 
     def _read_pointer(self) -> NDArray[np.int64]:
         if self._unchecked_pointer is not None:
-            return self._integers("indptr", self._unchecked_pointer)
+            return self._unchecked_pointer.astype(np.int64, copy=False)
         stored = self._chunked("indptr")
         with self._damage_named(f"{self._element}/indptr"):
-            if stored is None or not _are_integers(stored):
-                return self._integers("indptr", self._file.stored(self._array_names[0])[:])
+            if stored is None:
+                return np.asarray(self._file.stored(self._array_names[0])[:], np.int64)
             pointer = np.empty(stored.shape[0], np.int64)
             first, count = np.zeros(1, np.int64), np.array([pointer.size], np.int64)
             reads = stored.reads_of_ranges(first, count, first, pointer.dtype)
@@ -378,11 +367,6 @@ class StoredCsr(StoredMatrix):
             with cancellable_threads(num_threads, "cellfeed-tables") as threads:
                 reads.run(np.array([pointer.ctypes.data], np.int64), Decoder(threads, num_threads))
             return pointer
-
-
-def _are_integers(stored: ChunkedArray) -> bool:
-    """Return whether integers are stored as such, in a dtype that cellfeed decodes."""
-    return stored.dtype.kind in "iu" and can_cast(stored.dtype, np.dtype(np.int64))
 
 
 # Dense arrays, read from chunks if possible, else through the format's library, run by run.

@@ -20,7 +20,8 @@ from cellfeed._runs import Runs
 from cellfeed.bytes import LastingIdentity, replaced
 from cellfeed.bytes._tables import CachedTables, Tables, pack, unpack
 from cellfeed.rows import CategoricalColumn, NumericColumn, ObsColumn
-from cellfeed.sources._anndata._file import (
+from cellfeed.sources._source import as_names
+from cellfeed.sources.anndata._file import (
     AnnDataFile,
     StructureError,
     check_sizes,
@@ -32,7 +33,6 @@ from cellfeed.sources._anndata._file import (
     text,
     texts,
 )
-from cellfeed.sources._source import as_names
 
 # Gene names: tens of thousands in each file, but usually shared by all files of an atlas.
 
@@ -46,7 +46,11 @@ def read_names(file: AnnDataFile, path: str, *, is_table: bool = False) -> NDArr
     Numbers become text, as in anndata, and missing names None.
     Names that files share are in memory once, and in the cache folder once.
     """
-    read = cache(partial(_joined, file, path, is_table=is_table))  # at most once
+
+    def array() -> str:
+        return f"{path}/{index_of(file.stored(path))}" if is_table else path
+
+    read = cache(lambda: _joined(file, array()))  # at most once
 
     def digest() -> Tables | None:
         joined = read()
@@ -56,7 +60,7 @@ def read_names(file: AnnDataFile, path: str, *, is_table: bool = False) -> NDArr
         table = file.stored(path)
         if isinstance(table, h5py.HLObject):  # of a file with a record
             return digest()
-        tables = file.table_cache(f"{path}/{index_of(table)}" if is_table else path)
+        tables = file.table_cache(array())
         n_names = table_length(file, path)
         if n_names < _FEWEST:
             return None
@@ -64,7 +68,7 @@ def read_names(file: AnnDataFile, path: str, *, is_table: bool = False) -> NDArr
 
     found = file.recorded(f"names of {path}", identified)
     if found is None:
-        return row_names(file, path) if is_table else _names(file, path)
+        return _names(file, array())
     known = found["digest"].tobytes()
     if (shared := _SAME.get(known.hex())) is not None:
         return shared
@@ -87,10 +91,8 @@ def _digest(joined: bytes) -> bytes:
     return blake2b(joined, digest_size=16).digest()
 
 
-def _joined(file: AnnDataFile, path: str, *, is_table: bool) -> bytes | None:
+def _joined(file: AnnDataFile, path: str) -> bytes | None:
     """Return names in UTF-8, joined by zero bytes; None if one is missing or has such a byte."""
-    if is_table:
-        path = f"{path}/{index_of(file.stored(path))}"
     check_sizes(file, path)
     file.prefetch([path])
     stored = file.stored(path)
@@ -107,13 +109,8 @@ def _joined(file: AnnDataFile, path: str, *, is_table: bool) -> bytes | None:
     return joined if joined.count(b"\0") == len(encoded) - 1 else None
 
 
-def row_names(file: AnnDataFile, table: str) -> NDArray[np.object_]:
-    """Return the names of the rows of a table such as ``obs``, None for missing names."""
-    return _names(file, f"{table}/{index_of(file.stored(table))}")
-
-
 def _names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
-    """Return names, as text as in anndata."""
+    """Return names, as text as in anndata, None for missing names."""
     check_sizes(file, path)
     file.prefetch([path])
     values = _values(file, path)
@@ -205,11 +202,6 @@ def read_var(file: AnnDataFile, name: str) -> pd.DataFrame:
     return Table(file, name).read(obs_names(file, name), are_named=True)
 
 
-def read_rows(stored: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
-    """Return ``stored[rows]`` for an HDF5 or zarr array of numbers or text, and ascending rows."""
-    return _pick(stored, rows, _runs_with_gaps(rows, _LARGEST_TEXT_GAP))
-
-
 # Tables, read by columns and rows, with little more than the rows of a part.
 
 # Rows that are read in vain cost less than another call of h5py.
@@ -292,13 +284,13 @@ def _values(
 ) -> Any:
     """Return values of an array, which may have a mask, as NumPy or pandas represents them."""
     element = file.stored(path)
-    runs = _runs_with_gaps(rows, largest_gap)
     encoding = text(element, "encoding-type")
     if not is_group(element) and encoding in ("", "array", "string-array"):
-        return _pick(element, rows, runs)
+        return read_rows(element, rows, largest_gap)
     if not is_group(element) or not encoding.startswith("nullable-"):
         raise StructureError(f"{element.name} has the unknown encoding {encoding!r}")
-    values, mask = (_pick(file.stored(f"{path}/{part}"), rows, runs) for part in ("values", "mask"))
+    parts = (file.stored(f"{path}/{part}") for part in ("values", "mask"))
+    values, mask = (read_rows(part, rows, largest_gap) for part in parts)
     if encoding == "nullable-integer":
         return pd.arrays.IntegerArray(values, mask)
     if encoding == "nullable-boolean":
@@ -307,8 +299,8 @@ def _values(
     return pd.array(values, dtype="string")
 
 
-def _pick(
-    stored: Any, rows: NDArray[np.int64] | None = None, runs: Runs | None = None
+def read_rows(
+    stored: Any, rows: NDArray[np.int64] | None, largest_gap: int = _LARGEST_TEXT_GAP
 ) -> NDArray[Any]:
     """Return ``stored[rows]`` for an HDF5 or zarr array of numbers or text.
 
@@ -318,16 +310,17 @@ def _pick(
         The array.
     rows
         Ascending rows; all if None.
-    runs
-        `_runs_with_gaps` of ``rows``.
+    largest_gap
+        See `_runs_with_gaps`.
     """
     is_text = stored.dtype.kind not in "biufc"
     if is_text and isinstance(stored, h5py.Dataset):
         stored = stored.asstr()
     dtype = np.dtype(object) if is_text else stored.dtype.newbyteorder("=")
-    if rows is None or runs is None:
+    if rows is None:
         return np.asarray(stored[...], dtype=dtype)
     out = np.empty(rows.size, dtype=dtype)
+    runs = _runs_with_gaps(rows, largest_gap)
     bounds = np.searchsorted(rows, runs)
     for (start, stop), (first, last) in zip(runs.tolist(), bounds.tolist(), strict=True):
         out[first:last] = np.asarray(stored[start:stop], dtype=dtype)[rows[first:last] - start]
