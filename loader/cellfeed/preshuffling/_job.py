@@ -203,6 +203,8 @@ class Job:
         Encoding of sparse rows, and number of cells in a chunk, a mean if they are sparse.
     n_cells
         Number of cells to write.
+    linked
+        Other files to which the inputs refer.
     n_stored
         Number of the first inputs that are parts of the store to which cells are appended.
     merged
@@ -228,6 +230,7 @@ class Job:
     codec: str
     cells_per_chunk: int
     n_cells: int
+    linked: tuple[InputFile, ...] = ()
     n_stored: int = 0
     merged: tuple[int, ...] = ()
     n_replaced: int = 0
@@ -305,7 +308,8 @@ class Job:
             values = json.loads(text, object_hook=_with_tuples)
             found = values.pop("format")
             if found == FORMAT:
-                values["inputs"] = tuple(InputFile(**each) for each in values["inputs"])
+                for name in ("inputs", "linked"):
+                    values[name] = tuple(InputFile(**each) for each in values[name])
                 values["matrices"] = tuple(Matrix(**each) for each in values["matrices"])
                 return cls(**values)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -324,8 +328,8 @@ class Job:
         for path, before in zip(self.paths, begun.paths, strict=True):
             if path != before:
                 return f"of other files: `{before}`, not `{path}`"
-        now = set(self.inputs)
-        for file in begun.inputs:
+        now = dict.fromkeys((*self.inputs, *self.linked))
+        for file in (*begun.inputs, *begun.linked):
             if file not in now:
                 return f"before `{file.path}` was changed"
         for name in _STATED:
@@ -376,12 +380,14 @@ def describe_job(
         there is no such codec, or an element is not a matrix of numbers.
     """
     require_one_of("codec", settings["codec"], CODECS)
+    linked = {file for source in collection.sources for file in source.linked_files()}
     job = Job(
         inputs=tuple(map(InputFile.of, collection.locations)),
         matrices=tuple(_matrix(collection, name) for name in collection.elements),
         rows=digest_of_array(rows),
         block_size=1,
         n_cells=len(collection) if rows is None else rows.size,
+        linked=tuple(InputFile.of(Location.of(file)) for file in sorted(linked)),
         **settings
         | {
             "seed": require_seed(settings["seed"]),

@@ -248,7 +248,7 @@ def write_on_worker(number: int, pickled: bytes) -> int:
                 raise PathError(f"{msg}; give an output that all machines share")
 
         check_record(0)
-        for file in job.inputs:
+        for file in (*job.inputs, *job.linked):
             try:
                 file.check()
             except PathError as error:
@@ -620,7 +620,7 @@ def _write_and_check(
                 write_part(folder, job, inputs, number, on_share)
                 on_part(number)
         check_store(folder, job, inputs, lambda n: tell("check", n, job.n_parts))
-        for file in job.inputs:
+        for file in (*job.inputs, *job.linked):
             file.check()
         folder.finish(job)
     return len(missing)

@@ -23,7 +23,7 @@ from h5py import h5z
 
 from cellfeed._errors import CellfeedError, FormatError, lacks_threads
 from cellfeed._runs import Runs
-from cellfeed.bytes import LastingIdentity, Location
+from cellfeed.bytes import LastingIdentity, Location, digest_of, lasting_identity
 from cellfeed.bytes._remote import failure, is_of_server
 from cellfeed.bytes._tables import CachedTables, Computed, Tables
 from cellfeed.decode import ChunkedArray, SlowRead
@@ -118,9 +118,12 @@ class AnnDataFile(OpenedPerProcess):
     ----------
     library
         The library that reads arrays that cellfeed does not decode: ``"h5py"`` or ``"zarr"``.
+    linked_files
+        Other local files that its elements are linked to, as far as they have been read.
     """
 
     library: str
+    linked_files: Sequence[Path] = ()
 
     def __init__(self, location: Location, lasting_name: str) -> None:
         self.location, self.lasting_name = location, lasting_name
@@ -156,7 +159,7 @@ class AnnDataFile(OpenedPerProcess):
         Raises
         ------
         FormatError
-            It is a link to nothing, or has its values in another file.
+            It is a link to nothing, or its values lie where cellfeed does not read them.
         KeyError
             There is no such element.
         """
@@ -266,7 +269,14 @@ class FileSource(Source):
     def version(self) -> str | None:
         """Return a digest that changes when its file is replaced; None if there is none."""
         found = self._file.identity()
-        return None if found is None else found.digest
+        linked = [(str(each), each.stat()) for each in self.linked_files()]
+        if found is None or not linked:
+            return None if found is None else found.digest
+        return digest_of(found.digest, lasting_identity(linked).digest)
+
+    def linked_files(self) -> Sequence[Path]:
+        """Return local files elsewhere to which its elements are linked."""
+        return self._file.linked_files
 
     @abstractmethod
     def stored_elements(self) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """An HDF5 file of AnnData, local or remote: its arrays, and the locations of their chunks.
 
-Links are followed here, so that HDF5 opens no other file than the one that is watched, and no pipe.
+Links are followed here, so that HDF5 opens no pipe and no other file than the one that is watched.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cellfeed.bytes import (
     require_file,
 )
 from cellfeed.bytes._remote import PagedFile, RemoteObjects, Version, paged_file
-from cellfeed.bytes._tables import Computed, FileRecord, Tables
+from cellfeed.bytes._tables import CachedTables, Computed, FileRecord, Tables
 from cellfeed.decode._array import check_grid, chunk_grid
 from cellfeed.decode._files import OpenFile
 from cellfeed.decode._hdf5 import (
@@ -50,7 +50,6 @@ from cellfeed.sources._source import WatchedFiles
 from cellfeed.sources.anndata._file import AnnDataFile, own_members
 
 _MOST_LINKS = 16  # that HDF5 follows, too
-_ONE_FILE = "write one file with all values: `anndata.read_h5ad(path).write_h5ad(copy)`"
 
 
 class H5File(AnnDataFile):
@@ -68,14 +67,15 @@ class H5File(AnnDataFile):
 
     def __init__(self, location: Location, lasting_name: str) -> None:
         super().__init__(location, lasting_name)
-        self._paths = dict[str, str]()  # of elements that this process has checked, without links
+        # Of elements that this process has checked: another file, if they lie there, and the path.
+        self._resolved = dict[str, tuple[H5File | None, str]]()
         self._record = FileRecord(lasting_name)
         # Elements that one computation asks for several times. Later, they are closed: HDF5 keeps
         # the last chunks of those that are open.
         self._held: dict[str, Any] | None = None
 
     def _open(self) -> h5py.File:
-        self._paths.clear()
+        self._resolved.clear()
         return self._open_file()
 
     @abstractmethod
@@ -87,46 +87,79 @@ class H5File(AnnDataFile):
     def byte_store(self) -> ByteStore:
         """The byte store of chunks."""
 
-    def _without_links(self, name: str, n_links: int = 0) -> str:
-        """Return the path of an element without links, which ends where it is missing.
+    def _resolve(self, name: str, n_links: int = 0) -> tuple[H5File, str]:
+        """Return the file in which an element lies, and its path there without links.
+
+        The path may end where the element is missing.
 
         Raises
         ------
         FormatError
-            A link leads to nothing, to itself, or into another file.
+            A link leads to nothing, to itself, or into a file that cellfeed does not read.
         """
         file, parts = self(), [part for part in name.split("/") if part]
         for k in range(len(parts)):
             link = file.get("/".join(parts[: k + 1]), getlink=True)
             if not isinstance(link, h5py.SoftLink | h5py.ExternalLink):
                 continue
-            what = f"{self.location}: `{'/'.join(parts)}` is a link to `{link.path}`"
-            if isinstance(link, h5py.ExternalLink):
-                raise FormatError(f"{what} of {link.filename!r}, another file; {_ONE_FILE}")
+            is_inside = isinstance(link, h5py.SoftLink)
+            of = "" if is_inside else f" of {link.filename!r}"
+            what = f"{self.location}: `{'/'.join(parts)}` is a link to `{link.path}`{of}"
+            start = parts[:k] if is_inside and not link.path.startswith("/") else []
             if n_links < _MOST_LINKS:
-                start = [] if link.path.startswith("/") else parts[:k]
-                path = self._without_links("/".join([*start, link.path]), n_links + 1)
-                if not path or path in file:
-                    return self._without_links("/".join([path, *parts[k + 1 :]]), n_links + 1)
+                there = self if is_inside else self._linked_file(link.filename, what)
+                target = "/".join([*start, link.path])
+                where, path = there._resolve(target, n_links + 1)  # noqa: SLF001 - of this class
+                if not path or path in where():
+                    rest = "/".join([path, *parts[k + 1 :]])
+                    return where._resolve(rest, n_links + 1)  # noqa: SLF001 - of this class
             raise FormatError(f"{what}, which cannot be opened; put back what it leads to")
-        return "/".join(parts)
+        return self, "/".join(parts)
+
+    @abstractmethod
+    def _linked_file(self, name: str, what: str) -> H5File:
+        """Return another file into which a link leads.
+
+        Parameters
+        ----------
+        name
+            Its path from the folder of this file.
+        what
+            Which link it is, for messages.
+
+        Raises
+        ------
+        FormatError
+            It is not read.
+        """
 
     def stored(self, name: str) -> Any:
-        """Return an array or group; see `AnnDataFile`."""
+        """Return an array or group, which may lie in another file; see `AnnDataFile`."""
         held = self._held
         if held is not None and name in held:
             return held[name]
-        if (path := self._paths.get(name)) is None:
-            path = self._without_links(name)
-        found = self()[path or "/"]
-        if name not in self._paths:
-            if isinstance(found, h5py.Dataset) and (found.is_virtual or found.external):
-                msg = f"{self.location}: `{name}` is virtual, or has its values in another file"
-                raise FormatError(f"{msg}; {_ONE_FILE}")
-            self._paths[name] = path
+        file = self()
+        is_new = name not in self._resolved
+        if is_new:
+            where, path = self._resolve(name)
+            self._resolved[name] = None if where is self else where, path
+        other, path = self._resolved[name]
+        found = file[path or "/"] if other is None else other.stored(path)
+        if is_new and other is None:
+            # Not by `h5o.get_info`, which follows the index of chunks, also one that never ends.
+            is_here = h5py.h5f.get_name(found.id) == h5py.h5f.get_name(file.id)
+            is_array = isinstance(found, h5py.Dataset)
+            if not is_here or (is_array and (found.is_virtual or found.external)):
+                del self._resolved[name]
+                raise self._elsewhere(name)
         if held is not None:
             held[name] = found
         return found
+
+    def _elsewhere(self, name: str) -> FormatError:
+        msg = f"{self.location}: `{name}` is virtual, or has its values in another file"
+        remedy = "write one file with all values: `anndata.read_h5ad(path).write_h5ad(copy)`"
+        return FormatError(f"{msg}; {remedy}")
 
     def are_same(self, name: str, other: str) -> bool:
         """Return whether two arrays are one object of HDF5."""
@@ -152,6 +185,10 @@ class H5File(AnnDataFile):
 
     def chunked_array(self, name: str, *, lost_is_zero: bool) -> decode.ChunkedArray | None:
         """Return a chunked array; None if `slow_read` gives a reason."""
+        if self.linked_files:
+            where, path = self._resolve(name)
+            if where is not self:
+                return where.chunked_array(path, lost_is_zero=lost_is_zero)
         tables = self.recorded(f"chunks of {name}", lambda: self._tables_of(name))
         if tables is None:
             return None
@@ -161,12 +198,22 @@ class H5File(AnnDataFile):
         return hdf5_tables(self.stored(name), lambda: self.table_cache(name))
 
     def recorded(self, what: str, compute: Callable[[], Computed]) -> Computed | Tables:
-        """Return what is recorded of the file, which then need not be opened; see `AnnDataFile`."""
+        """Return what is recorded of the file, which then need not be opened; see `AnnDataFile`.
+
+        Nothing is recorded of files with links into others, which have identities of their own.
+        """
         self._held = {}
         try:
-            return self._record.get(what, compute, self.identity)
+            return self._record.get(
+                what, compute, lambda: None if self.linked_files else self.identity()
+            )
         finally:
             self._held = None
+
+    def table_cache(self, name: str) -> CachedTables:
+        """Return the cache for tables of an array between openings."""
+        where, path = self._resolve(name)
+        return CachedTables(where.lasting_name, path, where.identity)
 
     def location_of(self, file: int) -> Location:  # noqa: ARG002 - there is one
         """Return the location of the file."""
@@ -247,6 +294,11 @@ class RemoteH5File(H5File):
         """The byte store of chunks."""
         return self._objects
 
+    def _linked_file(self, name: str, what: str) -> H5File:  # noqa: ARG002 - for messages
+        """Refuse links into other files; see `H5File`."""
+        msg = f"{what}, another file, which is not looked for on servers; download both files"
+        raise FormatError(f"{msg}, or write one with all values")
+
     def _tables_of(self, name: str) -> Tables | None:
         # The index of chunks is fetched level by level.
         with self._listing(self.stored(name).ndim):
@@ -293,7 +345,7 @@ class RemoteH5File(H5File):
 
 
 class LocalH5File(H5File, ByteStore):
-    """A file whose size and modification time are watched.
+    """A file whose size and modification time are watched, with those of files that it links to.
 
     HDF5 has few files open at a time; see `_close_earlier`. Chunks are read through a descriptor of
     its own, or by path where there are too many files for that.
@@ -309,6 +361,7 @@ class LocalH5File(H5File, ByteStore):
         self._watched = WatchedFiles()
         super().__init__(Location.of(path), str(self._absolute))
         self._opened_as: LastingIdentity | None = None  # the file as this process opened it
+        self._linked = dict[Path, LocalH5File]()  # by absolute path
         self._handle: _Handle | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -392,6 +445,21 @@ class LocalH5File(H5File, ByteStore):
     def check_unchanged(self) -> None:
         """Check that the path still leads to the file that was first opened; see `AnnDataFile`."""
         self._watched.check()
+        for each in self._linked.values():
+            each.check_unchanged()
+
+    @property
+    def linked_files(self) -> Sequence[Path]:  # type: ignore[override]
+        """The files that its elements are linked to, as far as they have been read."""
+        files = self._linked.items()
+        return tuple(path for own, file in files for path in (own, *file.linked_files))
+
+    def _linked_file(self, name: str, what: str) -> H5File:
+        """Return a file by its path from the folder of this one; see `H5File`."""
+        path = self._absolute.parent / name
+        if not path.is_file():  # HDF5 would wait for a pipe
+            raise FormatError(f"{what}, which is no file; put back what it leads to")
+        return self._linked.setdefault(path, LocalH5File(path))
 
     def check_texts(self, name: str) -> None:
         """Check that no text of an array is longer than its file; see `AnnDataFile`."""
