@@ -178,11 +178,13 @@ def test_where_nothing_is_feasible_it_says_so_and_names_the_nearest(tune):
 
 @pytest.mark.slow
 @pytest.mark.process
+@pytest.mark.parametrize(
+    ("name", "label"), [("scgen_valid.h5ad", "cell_type"), ("pbmc68k_reduced.h5ad", "louvain")]
+)
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data are not beside this clone")
-def test_a_real_file_is_tuned(tmp_path):
+def test_real_files_of_any_age_are_tuned(name, label, tmp_path):
     grid = ["--block-sizes", "8", "--fetch-factors", "2", "--workers", "0", "--budget", "600"]
-    path = SHARED / "pbmc68k_reduced.h5ad"
-    printed = commands.autotune(path, "--label", "louvain", "--output", tmp_path, *grid)
+    printed = commands.autotune(SHARED / name, "--label", label, "--output", tmp_path, *grid)
     assert printed.exit_code == 0, printed.output
     assert "Recommended: block size 8, fetch factor 2, 0 workers" in printed.stdout
 

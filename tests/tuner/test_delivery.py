@@ -363,8 +363,8 @@ def other(column, value):
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data are not beside this clone")
-@pytest.mark.filterwarnings("ignore")  # of anndata, that the file is old
-def test_a_real_file_is_read_once_more():
-    path = SHARED / "pbmc68k_reduced.h5ad"
-    columns = ad.read_h5ad(path, backed="r").obs_keys()
-    compare_all(open_collection(path, obs=columns))
+@pytest.mark.parametrize("name", ["scgen_valid.h5ad", "pbmc68k_reduced.h5ad"])
+@pytest.mark.filterwarnings("ignore")  # of anndata, that files are old
+def test_files_of_any_age_are_read_once_more(name):
+    columns = ad.read_h5ad(SHARED / name, backed="r").obs_keys()
+    compare_all(open_collection(SHARED / name, obs=columns))

@@ -280,15 +280,9 @@ class TestOldFiles:
         ],
     )
     def test_real_ones_read_as_anndata_reads_them(
-        self, shared_file, read_by_anndata, tmp_path, name, columns
+        self, shared_file, read_by_anndata, name, columns
     ):
         path = shared_file(name)
-        if name == "scgen_valid.h5ad":
-            said = f"^{path}: was written by anndata before 0.7; write it again: `anndata.read_h5ad"
-            with pytest.raises(FormatError, match=said):
-                open_collection(path, obs=columns)
-            read_by_anndata(path).write_h5ad(tmp_path / name)
-            path = tmp_path / name
         collection = open_collection(path, obs=columns)
         expected = read_by_anndata(path)
         rows = np.random.default_rng(0).integers(0, len(collection), 300)

@@ -200,6 +200,20 @@ def test_columns_stored_twice_in_a_row_are_added_up(write_h5ad, replace, out):
     check_against_memory(out, [path])
 
 
+@pytest.mark.slow
+def test_legacy_file(shared_file, out, read_by_anndata):
+    path = shared_file("scgen_valid.h5ad")
+    preshuffle(path, out, memory=20_000_000)
+    file = read_by_anndata(path)
+    for part in parts_of(out):
+        rows = part.obs["source_row"].to_numpy()
+        np.testing.assert_array_equal(dense(part.X), dense(file.X[rows]))
+        for column in file.obs:
+            np.testing.assert_array_equal(
+                part.obs[column].astype(object), file.obs[column].iloc[rows].astype(object)
+            )
+
+
 # The store
 
 

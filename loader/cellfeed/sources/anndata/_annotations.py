@@ -1,6 +1,7 @@
-"""obs, var and other tables of AnnData files.
+"""obs, var and other tables of AnnData files of any version.
 
-Columns are read one by one, as anndata has written them since 0.7.
+Columns are read one by one, as anndata has written them since 0.7. anndata reads older tables,
+which are one compound dataset.
 """
 
 from __future__ import annotations
@@ -46,11 +47,7 @@ def read_names(file: AnnDataFile, path: str, *, is_table: bool = False) -> NDArr
     Numbers become text, as in anndata, and missing names None.
     Names that files share are in memory once, and in the cache folder once.
     """
-
-    def array() -> str:
-        return f"{path}/{index_of(file.stored(path))}" if is_table else path
-
-    read = cache(lambda: _joined(file, array()))  # at most once
+    read = cache(partial(_joined, file, path, is_table=is_table))  # at most once
 
     def digest() -> Tables | None:
         joined = read()
@@ -60,7 +57,7 @@ def read_names(file: AnnDataFile, path: str, *, is_table: bool = False) -> NDArr
         table = file.stored(path)
         if isinstance(table, h5py.HLObject):  # of a file with a record
             return digest()
-        tables = file.table_cache(array())
+        tables = file.table_cache(f"{path}/{index_of(table)}" if is_table else path)
         n_names = table_length(file, path)
         if n_names < _FEWEST:
             return None
@@ -68,7 +65,7 @@ def read_names(file: AnnDataFile, path: str, *, is_table: bool = False) -> NDArr
 
     found = file.recorded(f"names of {path}", identified)
     if found is None:
-        return _names(file, array())
+        return row_names(file, path) if is_table else _names(file, path)
     known = found["digest"].tobytes()
     if (shared := _SAME.get(known.hex())) is not None:
         return shared
@@ -91,8 +88,13 @@ def _digest(joined: bytes) -> bytes:
     return blake2b(joined, digest_size=16).digest()
 
 
-def _joined(file: AnnDataFile, path: str) -> bytes | None:
+def _joined(file: AnnDataFile, path: str, *, is_table: bool) -> bytes | None:
     """Return names in UTF-8, joined by zero bytes; None if one is missing or has such a byte."""
+    if is_table:
+        table = file.stored(path)
+        if not is_group(table):
+            return None
+        path = f"{path}/{index_of(table)}"
     check_sizes(file, path)
     file.prefetch([path])
     stored = file.stored(path)
@@ -109,8 +111,16 @@ def _joined(file: AnnDataFile, path: str) -> bytes | None:
     return joined if joined.count(b"\0") == len(encoded) - 1 else None
 
 
+def row_names(file: AnnDataFile, table: str) -> NDArray[np.object_]:
+    """Return the names of the rows of a table such as ``obs``, None for missing names."""
+    stored = file.stored(table)
+    if not is_group(stored):
+        return as_names(file.read_oldest_frame(table).index)
+    return _names(file, f"{table}/{index_of(stored)}")
+
+
 def _names(file: AnnDataFile, path: str) -> NDArray[np.object_]:
-    """Return names, as text as in anndata, None for missing names."""
+    """Return names, as text as in anndata."""
     check_sizes(file, path)
     file.prefetch([path])
     values = _values(file, path)
@@ -125,6 +135,8 @@ _LARGEST_NUMBER = 8  # bytes; torch has none above
 def obs_names(file: AnnDataFile, table: str = "obs") -> tuple[str, ...]:
     """Return the names of the columns of a table such as ``obs``."""
     stored = file.stored(table)
+    if not is_group(stored):
+        return tuple(str(name) for name in file.read_oldest_frame(table).columns)
     if "column-order" not in stored.attrs:
         raise StructureError(f"{stored.name} lacks an attribute `column-order`")
     return texts(stored, "column-order")
@@ -132,7 +144,7 @@ def obs_names(file: AnnDataFile, table: str = "obs") -> tuple[str, ...]:
 
 def read_obs(file: AnnDataFile, columns: Sequence[str], table: str = "obs") -> pd.DataFrame:
     """Return the given columns, which must exist, of a table such as ``obs``, in that order."""
-    file.prefetch([f"{table}/{column}" for column in columns])
+    file.prefetch([f"{table}/{column}" for column in columns if is_group(file.stored(table))])
     return Table(file, table).read(columns)
 
 
@@ -224,6 +236,7 @@ class Table:
         self._file, self._path = file, path
         self._categories: dict[str, pd.CategoricalDtype] = {}
         self._checked = set[str]()
+        self._old: pd.DataFrame | None = None
 
     def read(
         self,
@@ -241,7 +254,13 @@ class Table:
         are_named
             Whether the result is indexed by the names of its rows, which are read, too.
         """
-        index = index_of(self._file.stored(self._path))
+        table = self._file.stored(self._path)
+        if not is_group(table):
+            if self._old is None:
+                self._old = self._file.read_oldest_frame(self._path)
+            found = self._old if rows is None else self._old.iloc[rows]
+            return found[list(columns)]
+        index = index_of(table)
         with damage_named(self._file.location, self._path, _runs_with_gaps(rows)):
             values = {name: self._column(name, rows) for name in columns}
             labels: Any = range(table_length(self._file, self._path) if rows is None else rows.size)

@@ -22,6 +22,7 @@ import numpy as np
 from h5py import h5z
 
 from cellfeed._errors import CellfeedError, FormatError, lacks_threads
+from cellfeed._lazy import pd
 from cellfeed._runs import Runs
 from cellfeed.bytes import LastingIdentity, Location, digest_of, lasting_identity
 from cellfeed.bytes._remote import failure, is_of_server
@@ -72,7 +73,7 @@ def index_of(table: Any) -> str:
         The table does not have one.
     """
     index = text(table, "_index")
-    if not is_group(table) or index not in table:
+    if index not in table:
         what = f"a column {index!r}, its index" if index else "an attribute `_index`"
         raise StructureError(f"{table.name} lacks {what}")
     return index
@@ -252,6 +253,17 @@ class AnnDataFile(OpenedPerProcess):
         """Return the identity of the file; None if it is unknown, or there are many files."""
         return None
 
+    def read_oldest_frame(self, name: str) -> pd.DataFrame:
+        """Read a table in the format of anndata before 0.7, if it is local HDF5.
+
+        Raises
+        ------
+        FormatError
+            It is not.
+        """
+        msg = f"{self.location}: `{name}` is in the format of anndata before 0.7"
+        raise FormatError(f"{msg}; download the file, or write it again with anndata")
+
 
 class FileSource(Source):
     """Base class of sources whose cells lie in one file or store.
@@ -427,7 +439,7 @@ _COMPRESSION = 4096  # bytes in memory for each in the file; gzip reaches 1,032
 def table_length(file: AnnDataFile, name: str) -> int:
     """Return the number of rows of a table such as ``obs``, without reading them."""
     table = file.stored(name)
-    if not is_group(table):  # names, such as those of 10x Genomics
+    if not is_group(table):  # anndata before 0.7
         return _length(table)
     index = file.stored(f"{name}/{index_of(table)}")
     if is_group(index):

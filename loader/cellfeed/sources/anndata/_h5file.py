@@ -11,6 +11,7 @@ import errno
 import gc
 import math
 import os
+import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from cellfeed import decode
 from cellfeed._errors import CellfeedError, FormatError, PathError
+from cellfeed._lazy import ad, pd
 from cellfeed.bytes import (
     ByteStore,
     LastingIdentity,
@@ -47,8 +49,9 @@ from cellfeed.decode._hdf5 import (
 from cellfeed.machine import share_of_descriptors
 from cellfeed.sources._registry import other_format
 from cellfeed.sources._source import WatchedFiles
-from cellfeed.sources.anndata._file import AnnDataFile, own_members
+from cellfeed.sources.anndata._file import AnnDataFile, check_sizes, own_members
 
+_DEEPEST = 8  # groups in a table
 _MOST_LINKS = 16  # that HDF5 follows, too
 
 
@@ -164,6 +167,18 @@ class H5File(AnnDataFile):
     def are_same(self, name: str, other: str) -> bool:
         """Return whether two arrays are one object of HDF5."""
         return bool(self.stored(name) == self.stored(other))
+
+    def _examine_all(self, name: str, depth: int = 0) -> None:
+        """Check that HDF5 finds in this file all that it reads with a group."""
+        found = self.stored(name)
+        if self._resolved[name][0] is not None:
+            raise self._elsewhere(name)
+        if isinstance(found, h5py.Group):
+            if depth == _DEEPEST:
+                msg = f"{self.location}: `{name}` is nested too deeply; write the file again"
+                raise FormatError(msg)
+            for each in found:
+                self._examine_all(f"{name}/{each}", depth + 1)
 
     def stored_bytes(self, name: str) -> int:
         """Return the size of an array's elements in the file, in bytes."""
@@ -460,6 +475,21 @@ class LocalH5File(H5File, ByteStore):
         if not path.is_file():  # HDF5 would wait for a pipe
             raise FormatError(f"{what}, which is no file; put back what it leads to")
         return self._linked.setdefault(path, LocalH5File(path))
+
+    def read_oldest_frame(self, name: str) -> pd.DataFrame:
+        """Read ``obs``, ``var`` or ``raw/var`` through anndata, which needs the whole file."""
+        for each in self():
+            self._examine_all(each)
+            if each not in ("X", "raw.X"):  # which stay in the file
+                check_sizes(self, each)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the file is old is no news to its reader
+            adata = ad.read_h5ad(self._absolute, backed="r")
+        try:
+            table: pd.DataFrame = adata.raw.var if name.startswith("raw") else getattr(adata, name)
+            return table
+        finally:
+            adata.file.close()
 
     def check_texts(self, name: str) -> None:
         """Check that no text of an array is longer than its file; see `AnnDataFile`."""

@@ -317,6 +317,7 @@ class StoredCsr(StoredMatrix):
 
     def _shape_of(self, group: Any) -> tuple[int, int]:
         stored = group.attrs.get("shape")
+        stored = group.attrs.get("h5sparse_shape") if stored is None else stored
         sizes = np.asarray(() if stored is None else stored).ravel()
         if sizes.size != 2 or sizes.dtype.kind not in "iu":  # noqa: PLR2004 - rows and columns
             raise self._inconsistent(f"its attribute `shape` is not two numbers, but {stored!r}")

@@ -186,7 +186,7 @@ def rows_of_cells(file: AnnDataFile, modality: str) -> NDArray[np.int64] | None:
 
 
 def open_sources(location: Location, elements: Sequence[str] = ("X",)) -> list[FileSource]:
-    """Open an ``.h5ad`` file, an ``.h5mu`` file, a zarr store, or ``.h5`` of 10x.
+    """Open an ``.h5ad`` file of any version, an ``.h5mu`` file, a zarr store, or ``.h5`` of 10x.
 
     Parameters
     ----------
@@ -276,9 +276,6 @@ def _examine_source(file: AnnDataFile, elements: Sequence[str]) -> FileSource:
                 "not an AnnData file, since it has no `obs` or no `var`; write it with anndata"
             )
             raise FormatError(f"{path}: is {what}")
-        if not is_group(file.stored("obs")):
-            msg = f"{path}: was written by anndata before 0.7; write it again"
-            raise FormatError(f"{msg}: `anndata.read_h5ad(path).write_h5ad(copy)`")
         names = list(root) if isinstance(root, h5py.Group) else root  # without following links
         has_modalities = "mod" in names and not _lacks(file, "mod")
     rows_of = cache(partial(rows_of_cells, file))  # of each modality, which may have many elements
@@ -334,8 +331,10 @@ def _open_element(file: AnnDataFile, name: str, within: str = "") -> StoredMatri
     """
     path = file.location
     folder = name.partition("/")[0]
-    var = {"raw": "raw/var", "obsm": None}.get(folder, "var")
-    element = within + name
+    tables = {"raw": "raw/var", "obsm": None}
+    if name == "raw/X" and not _lacks(file, f"{within}raw.X"):  # anndata before 0.7
+        name, tables["raw"] = "raw.X", "raw.var"
+    var, element = tables.get(folder, "var"), within + name
     if _lacks(file, element):
         raise FormatError(f"{path}: has no `{element}`; {_alternatives(file, within, folder)}")
     stored = file.stored(element)
@@ -380,19 +379,29 @@ def _alternatives(file: AnnDataFile, within: str, folder: str) -> str:
 
 def _encodings(file: AnnDataFile) -> dict[str, str]:
     """Return the encoding of each element of an AnnData object."""
-    there = [name for name in ("X", "raw/X") if not _lacks(file, name)]
+    is_old = not _lacks(file, "raw.X")
+    there = [] if _lacks(file, "X") else ["X"]
+    if is_old or not _lacks(file, "raw/X"):
+        there.append("raw/X")
     for folder in ("layers", "obsm"):
         if not _lacks(file, folder):
-            there += [f"{folder}/{name}" for name in file.stored(folder)]
+            stored = file.stored(folder)
+            names = stored if is_group(stored) else stored.dtype.names or ()
+            there += [f"{folder}/{name}" for name in names]
     found = dict[str, str]()
     for name in there:
-        stored = file.stored(name)
-        if text(stored, "encoding-type") != "null":  # None
-            found[name] = _sparse_encoding(stored) if is_group(stored) else "dense"
+        path = "raw.X" if is_old and name == "raw/X" else name
+        stored = None if _lacks(file, path) else file.stored(path)
+        # What is not there is a field of a compound dataset, as anndata wrote obsm before 0.7.
+        is_array = stored is None or not is_group(stored)
+        encoding = "dense" if is_array else _sparse_encoding(stored)
+        if stored is None or text(stored, "encoding-type") != "null":  # None
+            found[name] = encoding
     return found
 
 
 def _sparse_encoding(group: Any) -> str:
     """Return "csr", "csc" or another encoding of the group."""
-    encoding = text(group, "encoding-type", "unknown")
+    encoding = text(group, "encoding-type")
+    encoding = encoding or text(group, "h5sparse_format", "unknown")  # anndata before 0.7
     return {"csr_matrix": "csr", "csc_matrix": "csc"}.get(encoding, encoding)
