@@ -14,7 +14,7 @@ from cellfeed._errors import FormatError
 from cellfeed._runs import Runs, count_rows, expand
 from cellfeed.bytes import cancellable_threads
 from cellfeed.bytes._tables import Tables, are_many
-from cellfeed.decode import ChunkedArray, Decoder, SlowRead
+from cellfeed.decode import ChunkedArray, Decoder, SlowRead, can_cast
 from cellfeed.machine import usable_cpu_count
 from cellfeed.rows import CsrChunks, CsrRows, DenseChunks, Layout, summable
 from cellfeed.sources._source import StoredElement, fill, why_not_cast
@@ -204,7 +204,8 @@ class StoredCsr(StoredMatrix):
         with self._damage_named(element):
             group = file.stored(element)
             indptr, indices, data = map(self._file.stored, self._array_names)
-            for stored, kinds in ((data, "biuf"), (indices, "iu"), (indptr, "iu")):
+            # R writes large integers as floats.
+            for stored, kinds in ((data, "biuf"), (indices, "iuf"), (indptr, "iuf")):
                 if stored.ndim != 1 or stored.dtype.kind not in kinds:
                     what = "numbers" if "b" in kinds else "integers"
                     raise self._inconsistent(
@@ -233,6 +234,9 @@ class StoredCsr(StoredMatrix):
                 self.rows_per_chunk = min(float(n_rows), data.chunks[0] * n_rows / last)
             self._n_elements = last
             self._watch(data, others=[f"{element}/indices"])
+            if self._slow_read is None and data.size and indices.dtype.kind == "f":
+                reason = f"its column indices are {indices.dtype}"
+                self._slow_read = SlowRead(file.library, reason, "write it as a CSR matrix")
 
     def share_indices(self, other: StoredCsr) -> None:
         """Use column indices and row pointers of another element, if links make them the same.
@@ -264,7 +268,7 @@ class StoredCsr(StoredMatrix):
         """Return the chunks of the rows; None if only the format's own library can read them."""
         self._file.check_unchanged()
         indices, data = self._chunked("indices"), self._chunked("data")
-        if indices is None or data is None:
+        if indices is None or data is None or not _are_integers(indices):
             return None
         return CsrChunks(self._pointer(), indices, data, self._n_stored_columns)
 
@@ -272,7 +276,7 @@ class StoredCsr(StoredMatrix):
         """Return the rows of ``runs``, read by the format's library."""
         self._file.check_unchanged()
         ranges, lengths = self._pointer()[runs], self.row_lengths(runs)
-        indices = self._read_slices(self._array_names[1], ranges, runs)
+        indices = self._integers("indices", self._read_slices(self._array_names[1], ranges, runs))
         data = self._read_slices(f"{self._element}/data", ranges, runs)
         n_columns = self._n_stored_columns
         if indices.size and not 0 <= indices.min() <= indices.max() < n_columns:
@@ -319,10 +323,18 @@ class StoredCsr(StoredMatrix):
         stored = group.attrs.get("shape")
         stored = group.attrs.get("h5sparse_shape") if stored is None else stored
         sizes = np.asarray(() if stored is None else stored).ravel()
-        if sizes.size != 2 or sizes.dtype.kind not in "iu":  # noqa: PLR2004 - rows and columns
+        if sizes.size != 2 or sizes.dtype.kind not in "iuf":  # noqa: PLR2004 - rows and columns
             raise self._inconsistent(f"its attribute `shape` is not two numbers, but {stored!r}")
-        n_rows, n_vars = map(int, sizes)
+        n_rows, n_vars = self._integers("shape", sizes).tolist()
         return n_rows, n_vars
+
+    def _integers(self, name: str, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Return integers that may be stored as floats."""
+        with np.errstate(invalid="ignore"):
+            integers = values.astype(np.int64)
+        if values.dtype.kind == "f" and not np.array_equal(integers, values):
+            raise self._inconsistent(f"`{name}` has values that are not integers")
+        return integers
 
     def _pointer(self) -> NDArray[np.int64]:
         if self._shares_indices_with is not None:
@@ -356,11 +368,11 @@ class StoredCsr(StoredMatrix):
 
     def _read_pointer(self) -> NDArray[np.int64]:
         if self._unchecked_pointer is not None:
-            return self._unchecked_pointer.astype(np.int64, copy=False)
+            return self._integers("indptr", self._unchecked_pointer)
         stored = self._chunked("indptr")
         with self._damage_named(f"{self._element}/indptr"):
-            if stored is None:
-                return np.asarray(self._file.stored(self._array_names[0])[:], np.int64)
+            if stored is None or not _are_integers(stored):
+                return self._integers("indptr", self._file.stored(self._array_names[0])[:])
             pointer = np.empty(stored.shape[0], np.int64)
             first, count = np.zeros(1, np.int64), np.array([pointer.size], np.int64)
             reads = stored.reads_of_ranges(first, count, first, pointer.dtype)
@@ -416,3 +428,8 @@ class StoredDense(StoredMatrix):
         rows = self._read_slices(self._element, runs, runs)
         self._file.check_unchanged()
         return rows.reshape(len(rows), *self.shape[1:])
+
+
+def _are_integers(stored: ChunkedArray) -> bool:
+    """Return whether integers are stored as such, in a dtype that cellfeed decodes."""
+    return stored.dtype.kind in "iu" and can_cast(stored.dtype, np.dtype(np.int64))
