@@ -291,12 +291,11 @@ def stored(kind, folder):
     adata = ad.AnnData(sp.csr_matrix(matrix.astype(np.float32)), obs=OBS)
     if kind == "modality":
         with without_pulling():
-            rna = ad.AnnData(adata.X[::-1], obs=pd.DataFrame({"half": [0.5, 1, 2] * 40}))
-            rna.obs_names = OBS.index[::-1]
+            rna = ad.AnnData(adata.X[::-1], obs=OBS[[]].iloc[::-1])
             mdata = mu.MuData({"all": ad.AnnData(obs=OBS[[]]), "rna": rna})
             mdata.obs = OBS
             mdata.write_h5mu(folder / "cells.h5mu")
-        return open_collection(folder, elements=["mod/rna/X"], obs=[*obs, "rna:half"])
+        return open_collection(folder, elements=["mod/rna/X"], obs=obs)
     adata.raw = ad.AnnData(sp.csr_matrix(np.arange(120 * 40).reshape(120, 40).astype(np.int16)))
     adata.layers["dense"] = rng.random((120, 30))
     adata.layers["halves"] = rng.random((120, 30)).astype(np.float16)

@@ -273,9 +273,3 @@ def removed(path: Path | Location) -> PathError:
 def replaced(path: Path | Location) -> FormatError:
     """Return the error for a file that was replaced."""
     return FormatError(f"{path}: was replaced or written to since it was opened; open it again")
-
-
-def appeared(path: Path | Location) -> FormatError:
-    """Return the error for a file where links would now lead, and not to another one."""
-    what = "has appeared since the files were opened, whose links lead to it now"
-    return FormatError(f"{path}: {what}; remove it, or open them again")

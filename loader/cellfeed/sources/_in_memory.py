@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,13 +13,12 @@ from numpy.typing import NDArray
 
 from cellfeed._errors import FormatError, ParameterError
 from cellfeed._lazy import pd, sp
-from cellfeed._runs import Runs, expand
 from cellfeed.bytes import ByteStore, Location
-from cellfeed.decode import ChunkedArray, Pieces, can_cast, pieced_array
-from cellfeed.rows import CsrChunks, CsrRows, DenseChunks
-from cellfeed.sources._anndata import open_sources
-from cellfeed.sources._registry import source_of_object
-from cellfeed.sources._source import Source, StoredElement, as_names
+from cellfeed.decode import ChunkedArray, Pieces, pieced_array
+from cellfeed.rows import CsrChunks, DenseChunks
+from cellfeed.sources._registry import opened_by
+from cellfeed.sources._source import ChunkedElement, Source, StoredElement, as_names
+from cellfeed.sources.anndata._open import open_sources
 
 # Arrays in memory, as chunks that need no reading.
 
@@ -52,7 +52,7 @@ def array_in_memory(location: Location, name: str, values: NDArray[Any]) -> Chun
 # Matrices in memory.
 
 
-class MatrixInMemory(StoredElement):
+class MatrixInMemory(ChunkedElement):
     """A CSR matrix of SciPy, or a NumPy array of numbers.
 
     Parameters
@@ -73,29 +73,28 @@ class MatrixInMemory(StoredElement):
     def __init__(
         self, location: Location, name: str, matrix: Any, columns: NDArray[np.object_] | None
     ) -> None:
-        self._is_sparse = sp.issparse(matrix)
-        if self._is_sparse and (kind := getattr(matrix, "format", "sparse")) != "csr":
+        is_sparse = sp.issparse(matrix)
+        if is_sparse and (kind := getattr(matrix, "format", "sparse")) != "csr":
             msg = f"{location}: `{name}` is stored by gene ({kind}), which is slow by cell"
             raise FormatError(f"{msg}; make it CSR with `.tocsr()`")
-        if not self._is_sparse and not (_is_array(matrix) and matrix.ndim > 1):
+        if not is_sparse and not (_is_array(matrix) and matrix.ndim > 1):
             msg = f"{location}: `{name}` is a {type(matrix).__name__}, not a matrix of numbers"
             raise FormatError(f"{msg}; make it a NumPy array or CSR")
-        self.layout = "csr" if self._is_sparse else "dense"
+        self.layout = "csr" if is_sparse else "dense"
         self.var = None if columns is None else "raw/var" if name == "raw/X" else "var"
         self.column_names = columns
         self.shape = tuple(int(n) for n in matrix.shape)
         self.dtype = matrix.dtype.newbyteorder("=")
-        self._matrix = matrix
-        self._arrays = [matrix.indices, matrix.data] if self._is_sparse else [matrix]
-        self._chunks: CsrChunks | DenseChunks | None = None
-        is_plain = all(each.flags.c_contiguous and each.dtype.isnative for each in self._arrays)
-        if is_plain and can_cast(matrix.dtype, self.dtype):
-            arrays = [array_in_memory(location, name, each) for each in self._arrays]
-            if self._is_sparse:
-                indptr = np.asarray(matrix.indptr, np.int64)
-                self._chunks = CsrChunks(indptr, arrays[0], arrays[1], self.shape[1])
-            elif matrix.size:
-                self._chunks = DenseChunks(arrays[0], matrix.size // len(matrix))
+        stored = [matrix.indices, matrix.data] if is_sparse else [matrix]
+        stored = [np.ascontiguousarray(each, each.dtype.newbyteorder("=")) for each in stored]
+        arrays = [array_in_memory(location, name, each) for each in stored]
+        self._n_bytes: int = sum(each.nbytes for each in stored)
+        if is_sparse:
+            indptr = np.asarray(matrix.indptr, np.int64)
+            self._chunks = CsrChunks(indptr, arrays[0], arrays[1], self.shape[1])
+            self._n_bytes += indptr.nbytes
+        else:
+            self._chunks = DenseChunks(arrays[0], math.prod(self.shape[1:]))
 
     def codec(self) -> str:
         """Return that nothing is compressed."""
@@ -103,28 +102,7 @@ class MatrixInMemory(StoredElement):
 
     def stored_bytes(self) -> int:
         """Return its size in memory, in bytes."""
-        arrays = [*self._arrays, *([self._matrix.indptr] if self._is_sparse else [])]
-        return sum(int(each.nbytes) for each in arrays)
-
-    def row_lengths(self, runs: Runs) -> NDArray[np.int64] | None:
-        """Return the number of non-zeros of each row of CSR."""
-        if not self._is_sparse:
-            return None
-        rows = expand(runs)
-        pointer = self._matrix.indptr
-        return np.asarray(pointer[rows + 1] - pointer[rows], np.int64)
-
-    def chunked(self) -> CsrChunks | DenseChunks | None:
-        """Return the rows in memory."""
-        return self._chunks
-
-    def read_rows(self, runs: Runs) -> CsrRows | NDArray[Any]:
-        """Return rows."""
-        rows = self._matrix[expand(runs)]
-        if self._is_sparse:
-            return CsrRows(rows.indptr, rows.indices, rows.data, self.shape[1])
-        dense: NDArray[Any] = rows.astype(self.dtype, copy=False)
-        return dense
+        return self._n_bytes
 
 
 # AnnData objects: in memory, or backed by a file.
@@ -198,13 +176,10 @@ class AnnDataObjectSource(Source):
     def _element(self, adata: Any, name: str) -> StoredElement:
         folder, _, key = name.partition("/")
         owner = adata.raw if folder == "raw" else adata
-        columns = None
-        if name in ("X", "raw/X") and owner is not None:
-            found = owner.X
-        elif folder in ("layers", "obsm") and key in getattr(adata, folder):
-            found = getattr(adata, folder)[key]
+        if folder in ("layers", "obsm"):
+            found = getattr(adata, folder).get(key)
         else:
-            found = None
+            found = owner.X if name in ("X", "raw/X") and owner is not None else None
         if found is None:
             there = [
                 f"`{each}/{key}`"
@@ -216,8 +191,7 @@ class AnnDataObjectSource(Source):
             there += ["`raw/X`"] if adata.raw is not None else []
             listed = f"its elements are: {', '.join(there)}" if there else "it has no elements"
             raise FormatError(f"{self.location}: has no `{name}`; {listed}")
-        if folder != "obsm":
-            columns = as_names(owner.var_names)
+        columns = None if folder == "obsm" else as_names(owner.var_names)
         return MatrixInMemory(self.location, name, found, columns)
 
 
@@ -276,7 +250,7 @@ def locations_or_sources(given: Any, elements: Sequence[str]) -> list[str | Sour
         return [AnnDataObjectSource(adata, elements) for adata in given.adatas]
     if hasattr(given, "data_path") and hasattr(given, "row_index"):  # of BioNeMo
         return [str(given.data_path)]
-    source = source_of_object(given)
+    source: Source | None = opened_by("open_object", given)
     return None if source is None else [source]
 
 

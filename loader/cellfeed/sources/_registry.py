@@ -13,14 +13,13 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cellfeed._errors import CellfeedError, FormatError, ParameterError, PathError
 from cellfeed.bytes import SCHEMES, Location, has_suffix
 from cellfeed.sources._source import Source
 
 _ENTRY_POINTS = "cellfeed.sources"
-_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +55,6 @@ class Storage:
         select entries of a folder.
     parts
         Suffixes of what is in a folder of an object store that it opens as a whole.
-    extra
-        The extra of cellfeed that installs the library it needs; empty if it needs none.
     open_hdf5
         Called with HDF5 files that are not AnnData, a `cellfeed.sources.anndata.H5File`; returns
         its `cellfeed.sources.anndata.FileSource`, or None if the file has another layout.
@@ -85,7 +82,6 @@ class Storage:
     url_suffixes: tuple[str, ...] = ()
     recognizes: Callable[[Path], bool] | None = None
     parts: tuple[str, ...] = ()
-    extra: str = ""
     open_hdf5: Callable[[Any], Any] | None = None
     open_object: Callable[[Any], Source | None] | None = None
 
@@ -117,18 +113,13 @@ _STORAGES = "cellfeed.storages"  # whose folders declare the others that cellfee
 
 # First bytes of files that are taken for single-cell data, in lower case.
 _LONGEST = 64
+_COMPRESSED = "compressed; unpack it or, if R wrote it, write .h5ad from R"
 _WEB_PAGE = "a web page, not the file that it leads to; download that"
 _OTHERS = (
     (b"version https://git-lfs", "a pointer of Git LFS; get the file with `git lfs pull`"),
-    (b"<!doctype html", _WEB_PAGE),
-    (b"<html", _WEB_PAGE),
+    ((b"<!doctype html", b"<html"), _WEB_PAGE),
     (b"%%matrixmarket", "a Matrix Market file; read it with `scanpy.read_mtx`, and write .h5ad"),
-    (b"\x1f\x8b", "compressed with gzip; unpack it or, if R wrote it, write .h5ad from R"),
-    (b"bzh", "compressed with bzip2; unpack it"),
-    (b"\xfd7zxz", "compressed with xz; unpack it"),
-    (b"\x28\xb5\x2f\xfd", "compressed with zstd; unpack it"),
-    (b"pk\x03\x04", "a zip archive; unpack it"),
-    (b"\x93numpy", "an array of NumPy; give `anndata.AnnData(np.load(path))`"),
+    ((b"\x1f\x8b", b"bzh", b"\xfd7zxz", b"\x28\xb5\x2f\xfd", b"pk\x03\x04"), _COMPRESSED),
     (b"rdx", "of R; write .h5ad from R, for example with zellkonverter or anndataR"),
 )
 
@@ -153,16 +144,10 @@ def built_in() -> tuple[Storage, ...]:
     return (*own, *_registered.values())
 
 
-def other_hdf5(file: Any) -> Any:
-    """Return the source of an HDF5 file that is not AnnData; None if no storage knows it."""
-    opening = (each.open_hdf5(file) for each in _all() if each.open_hdf5 is not None)
-    return next((source for source in opening if source is not None), None)
-
-
-def source_of_object(given: Any) -> Source | None:
-    """Return the source of an object of a library; None if no storage knows it."""
-    opening = (each.open_object(given) for each in _all() if each.open_object is not None)
-    return next((source for source in opening if source is not None), None)
+def opened_by(hook: Literal["open_hdf5", "open_object"], given: Any) -> Any:
+    """Return the source of an HDF5 file or an object; None if no storage knows it."""
+    hooks = filter(None, (getattr(each, hook) for each in _all()))
+    return next((found for each in hooks if (found := each(given)) is not None), None)
 
 
 def find_storage(location: Location) -> Storage | None:
@@ -191,8 +176,6 @@ def storage_of(location: Location) -> Storage:
         if location.scheme == "file":
             raise PathError(f"{msg}; give its path")
         raise PathError(f"{msg}; known are {known}; install the package that adds it")
-    if has_suffix(location.text, *_PACKED):
-        raise FormatError(f"{location}: a compressed file or an archive; unpack it first")
     other = other_format(location)
     if other is not None:
         raise FormatError(f"{location}: is {other}")
@@ -258,7 +241,7 @@ def _all() -> Iterator[Storage]:
 @cache
 def _own() -> tuple[Storage, ...]:
     """Return the storages of cellfeed: AnnData, and what the folders of ``storages`` declare."""
-    names = ["cellfeed.sources._anndata"]
+    names = ["cellfeed.sources.anndata"]
     if find_spec(_STORAGES) is not None:
         folders = pkgutil.iter_modules(import_module(_STORAGES).__path__, f"{_STORAGES}.")
         names += [each.name for each in folders]

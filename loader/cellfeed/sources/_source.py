@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from cellfeed._errors import ColumnError, FormatError, ParameterError
 from cellfeed._lazy import pd
 from cellfeed._runs import Runs, expand
-from cellfeed.bytes import Identity, Location, appeared, identity, removed, replaced
+from cellfeed.bytes import Identity, Location, identity, removed, replaced
 from cellfeed.bytes._store import FolderFiles, files_below
 from cellfeed.decode import ChunkedArray, ChunkReads, RowRanges, SlowRead, can_cast
 from cellfeed.machine import threads_per_process
@@ -38,26 +38,13 @@ from cellfeed.rows import (
     RaggedRows,
     RowTarget,
     SparseChunks,
-    summable,
 )
 
-_LOCK = "_lock_of_reading"
+_LOCKS = "_locks_of_reading"
 
 
-class _SourceLock:
-    """A lock of each process: a thread that holds it is not in a fork."""
-
-    def __init__(self) -> None:
-        self._of_process = dict[int, Any]()
-
-    def _lock(self) -> Any:
-        return self._of_process.setdefault(os.getpid(), threading.RLock())
-
-    def __enter__(self) -> None:
-        self._lock().acquire()
-
-    def __exit__(self, *exception: object) -> None:
-        self._lock().release()
+class _Locks(dict[int, Any]):
+    """The lock of each process: a thread that holds it is not in a fork."""
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()
@@ -93,8 +80,8 @@ class Source(ABC):
     @property
     def reading(self) -> AbstractContextManager[object]:
         """The lock that a thread holds while it calls methods that read."""
-        own = vars(self)
-        lock: _SourceLock = own.get(_LOCK) or own.setdefault(_LOCK, _SourceLock())
+        locks = vars(self).setdefault(_LOCKS, _Locks())
+        lock: AbstractContextManager[object] = locks.setdefault(os.getpid(), threading.RLock())
         return lock
 
     @property
@@ -369,22 +356,12 @@ class OpenedPerProcess(ABC):
 
 
 class WatchedFiles:
-    """Local files that must stay as they were when they were first seen, in any process.
-
-    There may be paths at which no file may appear.
-    """
+    """Local files that must stay as they were when they were first seen, in any process."""
 
     def __init__(self) -> None:
-        self._known = dict[Path, tuple[Path | Location, Identity | None]]()
+        self._known = dict[Path, tuple[Path | Location, Identity]]()
 
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files, in the order in which they were first seen."""
-        return tuple(path for path, (_, first) in self._known.items() if first is not None)
-
-    def see(
-        self, path: Path, found: os.stat_result | None, shown: Path | Location | None = None
-    ) -> None:
+    def see(self, path: Path, found: os.stat_result, shown: Path | Location | None = None) -> None:
         """Compare the state of a file with the first one.
 
         Parameters
@@ -392,19 +369,19 @@ class WatchedFiles:
         path
             Its absolute path.
         found
-            Its state; None if there is no file.
+            Its state.
         shown
             Its path for messages, if that is another one.
 
         Raises
         ------
         FormatError
-            It was replaced or written to, or has appeared.
+            It was replaced or written to.
         """
-        now = None if found is None else identity(found)
+        now = identity(found)
         shown, first = self._known.setdefault(path, (shown or path, now))
         if now != first:
-            raise replaced(shown) if first is not None else appeared(shown)
+            raise replaced(shown)
 
     def check(self) -> None:
         """Check all files.
@@ -412,16 +389,14 @@ class WatchedFiles:
         Raises
         ------
         FormatError
-            One was replaced or written to, or has appeared.
+            One was replaced or written to.
         PathError
             One was removed.
         """
-        for path, (shown, first) in self._known.items():
+        for path, (shown, _) in self._known.items():
             try:
                 found = os.stat(path)  # noqa: PTH116 - called often
             except OSError as error:
-                if first is None:
-                    continue
                 raise removed(shown) from error
             self.see(path, found)
 
@@ -594,9 +569,11 @@ class StoredElement(ABC):
 class ChunkedElement(StoredElement):
     """Base class of elements whose rows cellfeed decodes; `chunked` returns their chunks."""
 
-    @abstractmethod
+    _chunks: Chunks
+
     def chunked(self) -> Chunks:
         """Return the chunks of the rows."""
+        return self._chunks
 
     def row_lengths(self, runs: Runs) -> NDArray[np.int64] | None:
         """Return the number of elements of each row; None if rows are dense."""
@@ -609,6 +586,8 @@ class ChunkedElement(StoredElement):
     def read_rows(self, runs: Runs) -> CsrRows | RaggedRows | NDArray[Any]:
         """Read rows in this thread, with values as stored."""
         chunks, rows = self.chunked(), expand(runs)
+        if isinstance(chunks, RaggedChunks | RowRanges):
+            return read_ragged(chunks, rows)
         lengths = chunks.lengths_of(rows)
         ends = np.concatenate([[0], np.cumsum(lengths)])
         values = np.empty(ends[-1], self.dtype)
@@ -625,8 +604,6 @@ class ChunkedElement(StoredElement):
                 _run(each, out)
             return CsrRows(ends, indices, values, chunks.n_columns)
         _run(chunks.reads(rows, starts, values.dtype), values)
-        if self.layout == "ragged":
-            return RaggedRows(ends, values)
         return values.reshape(rows.size, *self.shape[1:])
 
 
@@ -660,10 +637,6 @@ class ChunkedCsr(ChunkedElement):
         self.shape = (len(indptr) - 1, n_columns)
         self.dtype = data.dtype
 
-    def chunked(self) -> CsrChunks:
-        """Return the chunks of the rows."""
-        return self._chunks
-
 
 class ChunkedDense(ChunkedElement):
     """Dense rows in one chunked array.
@@ -680,10 +653,6 @@ class ChunkedDense(ChunkedElement):
         self._chunks = DenseChunks(array, array.shape[1])
         self.shape = (array.shape[0], array.shape[1])
         self.dtype = array.dtype
-
-    def chunked(self) -> DenseChunks:
-        """Return the chunks of the rows."""
-        return self._chunks
 
 
 class ChunkedRagged(ChunkedElement):
@@ -705,10 +674,6 @@ class ChunkedRagged(ChunkedElement):
         self._chunks = RaggedChunks(indptr, values)
         self.shape = (len(indptr) - 1,)
         self.dtype = values.dtype
-
-    def chunked(self) -> RaggedChunks:
-        """Return the chunks of the rows."""
-        return self._chunks
 
 
 def read_ragged(chunks: RaggedChunks | RowRanges, rows: NDArray[np.int64]) -> RaggedRows:
@@ -778,7 +743,7 @@ class FlatCsr(ChunkedElement):
     shape
         Number of cells and of genes.
     dtype
-        Dtype of the stored values.
+        Dtype of the stored values, not float16, which SciPy does not support.
     """
 
     layout: Layout = "csr"
@@ -786,8 +751,7 @@ class FlatCsr(ChunkedElement):
     def __init__(self, files: FolderFiles, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
         self._files = files
         self.shape = shape
-        self.dtype = summable(dtype)
-        self._stored_dtype = dtype
+        self.dtype = dtype
         self._found: CsrChunks | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -796,10 +760,6 @@ class FlatCsr(ChunkedElement):
     def codec(self) -> str:
         """Return "none", since nothing is compressed."""
         return "none"
-
-    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
-        """Return why cellfeed does not decode values as this dtype; None if it does."""
-        return why_not_cast(self._stored_dtype, dtype)
 
     def load_tables(self) -> None:
         """Read the row pointers."""

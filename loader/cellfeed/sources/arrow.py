@@ -44,18 +44,15 @@ def kind(found: Any) -> str:
     from pyarrow import types  # noqa: PLC0415 - optional
 
     values = values_of(found)
-    if types.is_boolean(values):
-        is_known, what = True, "booleans"
-    elif types.is_integer(values) or types.is_floating(values):
-        is_known, what = True, "numbers"
-    else:
-        is_text = types.is_string(values) or types.is_large_string(values)
-        is_known, what = is_text or types.is_string_view(values), "text"
-    if types.is_null(values):
-        return MISSING
-    if not is_known:
-        return ""
-    return f"categories that are {what}" if values is not found and what != "text" else what
+    kinds = (
+        ("booleans", (types.is_boolean,)),
+        ("numbers", (types.is_integer, types.is_floating)),
+        ("text", (types.is_string, types.is_large_string, types.is_string_view)),
+        (MISSING, (types.is_null,)),
+    )
+    what = next((name for name, tests in kinds if any(test(values) for test in tests)), "")
+    is_dictionary = values is not found and what in ("booleans", "numbers")
+    return f"categories that are {what}" if is_dictionary else what
 
 
 # Dtypes of pandas whose missing values are NA.

@@ -29,7 +29,7 @@ from cellfeed import FormatError, PathError, open_collection
 from cellfeed.bytes import _tables, lasting_identity
 from cellfeed.decode import _hdf5, _zarr
 from cellfeed.machine import cache_folder
-from cellfeed.sources._anndata._matrix import StoredCsr
+from cellfeed.sources.anndata._matrix import StoredCsr
 
 pytestmark = quiet
 COUNTS = np.random.default_rng(0).poisson(0.7, size=(60, 30)).astype(np.float32)

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from cellfeed import open_collection
 from cellfeed.decode import Decoder
 from cellfeed.fetch import Reader, _element_read
-from cellfeed.sources._anndata import _matrix
+from cellfeed.sources.anndata import _matrix
 
 N_GENES = 40
 GENES = np.array([f"gene{k}" for k in range(N_GENES)])

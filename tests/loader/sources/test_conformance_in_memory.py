@@ -20,7 +20,7 @@ class TestH5adInMemory(H5ad):
 
     @pytest.fixture(autouse=True)
     def in_memory(self, monkeypatch):
-        file = "cellfeed.sources._anndata._h5file.LocalH5File"
+        file = "cellfeed.sources.anndata._h5file.LocalH5File"
         monkeypatch.setattr(f"{file}.handles", lambda self, files: None)
         monkeypatch.setattr(f"{file}.read_ranges", read_ranges)
 

@@ -302,13 +302,8 @@ class _StoredFile:
 
     def label(self, row: int, name: str) -> Any:
         """Return the value of an obs column, None if it is missing."""
-        modality, _, own_name = name.partition(":")
-        group, obs = "obs", self._root["obs"]
-        if f"mod/{modality}/obs" in self._root and name not in obs:
-            group, name, row = f"mod/{modality}/obs", own_name, self._row_in(modality, row)
-        elif obs.attrs.get("encoding-version") != "0.2.0":
-            group = ""
-        value = None if row < 0 else self._column(group, name).iloc[row]
+        is_current = self._root["obs"].attrs.get("encoding-version") == "0.2.0"
+        value = self._column("obs" if is_current else "", name).iloc[row]
         return None if pd.isna(value) else value
 
     def _values(self, row: int, n_columns: int, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -329,7 +324,7 @@ class _StoredFile:
         return dense
 
     def _row_in(self, modality: str, row: int) -> int:
-        """Return the row of a cell in a modality of MuData, -1 if it has none."""
+        """Return the row of a cell in a modality of MuData."""
         return int(self._root[f"obsmap/{modality}"][row : row + 1][0]) - 1
 
     def _read_column(self, group: str, name: str) -> "pd.Series[Any]":

@@ -186,5 +186,4 @@ CELLSTREAM = Storage(
     open=lambda location, _: [CellstreamSource(location)],
     suffixes=(".csad", ".shad"),
     recognizes=_is_archive,
-    extra="cellstream",
 )

@@ -471,6 +471,5 @@ HUGGINGFACE = Storage(
     name="HuggingFace Datasets",
     open=lambda location, _: [HuggingFaceSource(location)],
     recognizes=is_saved,
-    extra=_EXTRA,
     open_object=_open_object,
 )

@@ -489,7 +489,6 @@ SCDL = Storage(
     open=_open,
     suffixes=(".scdl",),
     recognizes=is_scdl,
-    extra="scdl",
 )
 MEMORY_MAPS = Storage(
     name="memory-mapped CSR",

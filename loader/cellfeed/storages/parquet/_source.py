@@ -38,7 +38,7 @@ from cellfeed.sources import (
     split_at,
     threads_of_process,
 )
-from cellfeed.storages.parquet._files import EXTRA, ParquetFiles
+from cellfeed.storages.parquet._files import ParquetFiles
 from cellfeed.storages.parquet._lists import Lists, page_bytes
 from cellfeed.storages.parquet._paths import GENE_TABLE, SUFFIX, files_at, is_parquet
 
@@ -623,5 +623,4 @@ PARQUET = Storage(
     schemes=("hf",),
     url_suffixes=(SUFFIX,),
     recognizes=is_parquet,
-    extra=EXTRA,
 )

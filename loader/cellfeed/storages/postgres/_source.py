@@ -474,5 +474,4 @@ POSTGRES = Storage(
     name="PostgreSQL",
     open=lambda location, _: [PostgresSource(location)],
     schemes=("postgresql", "postgres"),
-    extra="postgres",
 )

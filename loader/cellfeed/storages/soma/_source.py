@@ -584,5 +584,4 @@ SOMA = Storage(
     open=lambda location, _: [SomaSource(location)],
     suffixes=(".soma",),
     recognizes=_is_group,
-    extra="soma",
 )

@@ -21,8 +21,10 @@ from cellfeed._lazy import pd
 from cellfeed.bytes import SCHEMES, Location, has_suffix
 from cellfeed.bytes._tables import Tables, pack, unpack
 from cellfeed.rows import ObsColumn
-from cellfeed.sources._anndata import _annotations as frames
-from cellfeed.sources._anndata._file import (
+from cellfeed.sources._registry import Storage, opened_by
+from cellfeed.sources._source import StoredElement
+from cellfeed.sources.anndata import _annotations as frames
+from cellfeed.sources.anndata._file import (
     AnnDataFile,
     FileSource,
     check_sizes,
@@ -33,24 +35,22 @@ from cellfeed.sources._anndata._file import (
     text,
     texts,
 )
-from cellfeed.sources._anndata._h5file import H5File, LocalH5File, RemoteH5File
-from cellfeed.sources._anndata._matrix import (
+from cellfeed.sources.anndata._h5file import H5File, LocalH5File, RemoteH5File
+from cellfeed.sources.anndata._matrix import (
     StoredCsr,
     StoredDense,
     StoredMatrix,
 )
-from cellfeed.sources._anndata._zarr import (
+from cellfeed.sources.anndata._zarr import (
     LocalZarrStore,
     RemoteZarrStore,
     anndata_groups,
     is_zarr,
 )
-from cellfeed.sources._registry import Storage, other_hdf5
-from cellfeed.sources._source import StoredElement
 
 
 class AnnDataSource(FileSource):
-    """Elements of an AnnData file or store, with its obs.
+    """Elements of an AnnData or MuData file or store, with its obs.
 
     Parameters
     ----------
@@ -74,6 +74,13 @@ class AnnDataSource(FileSource):
 
         return tuple(unpack(self._file.recorded("obs", names)))
 
+    def refused_obs(self, name: str) -> str:
+        """Return that obs of a modality is not read; empty for other columns."""
+        if ":" not in name or _lacks(self._file, "mod"):
+            return ""
+        msg = f"{self._file.location}: obs has no column {name!r}; copy columns of modalities to it"
+        return f"{msg} with `mdata.pull_obs()`, and write the file again"
+
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Read rows of obs columns, indexed by the names of the cells."""
         with self._unchanged():
@@ -89,17 +96,18 @@ class AnnDataSource(FileSource):
         Returns
         -------
         "dense", "csr", "csc", "dataframe" or another encoding of anndata, by name of the element.
+
+        Raises
+        ------
+        FormatError
+            The file is MuData.
         """
         with damage_named(self._file.location, "X"):
-            root = self._file()
-            if not is_mudata(root):
-                return _encodings(self._file)
-            found = dict[str, str]()
-            for modality in modalities(root):
-                within = f"mod/{modality}/"
-                of_modality = _encodings(self._file, within)
-                found |= {within + name: encoding for name, encoding in of_modality.items()}
-            return found | _encodings(self._file)
+            if not _lacks(self._file, "mod"):
+                msg = f"{self._file.location}: is MuData, whose elements are not listed; name them"
+                remedy = "or write one modality as AnnData: `mdata[name].write_h5ad(path)`"
+                raise FormatError(f"{msg}, {remedy}")
+            return _encodings(self._file)
 
     def read_table(self, name: str) -> pd.DataFrame:
         """Read a table of genes, such as ``raw/var``."""
@@ -127,77 +135,6 @@ class AnnDataSource(FileSource):
         self._file.check_unchanged()
 
 
-class MuDataSource(AnnDataSource):
-    """Elements of a MuData file or store, with obs of all cells and of modalities.
-
-    Columns of a modality's obs have names such as ``"rna:plate"``, as in mudata, unless the
-    table of all cells has a column of that name.
-
-    Parameters
-    ----------
-    file, elements
-        See `AnnDataSource`; rows are the cells of the file, in order.
-    """
-
-    def obs_names(self) -> tuple[str, ...]:
-        """Return the names of the obs columns."""
-        own = super().obs_names()
-        return (*own, *(name for name in self._columns_of_modalities() if name not in own))
-
-    def plain_obs(self, columns: Sequence[str]) -> Mapping[str, ObsColumn]:  # noqa: ARG002
-        """Return no columns: those of modalities are aligned with pandas."""
-        return {}
-
-    def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Read obs columns; values are missing for cells that a modality lacks."""
-        own, others = super().obs_names(), self._columns_of_modalities()
-        table = super().read_obs([name for name in columns if name in own])
-        series = {name: table[name] for name in table}
-        rows = dict[str, NDArray[np.int64]]()
-        for name in columns:
-            if name not in own:
-                modality, column = others[name]
-                if modality not in rows:
-                    rows[modality] = _row_map(self._file, modality)
-                series[name] = self._of_all_cells(modality, column, rows[modality])
-        return pd.DataFrame({name: series[name] for name in columns})
-
-    def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
-        """Read rows of obs columns, indexed by the names of the cells."""
-        own = super().obs_names()
-        table = super().read_obs_rows([name for name in columns if name in own], rows)
-        for name in columns:
-            if name not in own:
-                table[name] = self.read_obs([name])[name].array[rows]
-        return table[list(columns)]
-
-    def _columns_of_modalities(self) -> dict[str, tuple[str, str]]:
-        """Return modality and column, by the name of the column in the collection."""
-        found = dict[str, tuple[str, str]]()
-        for modality in modalities(self._file()):
-            with damage_named(self._file.location, f"mod/{modality}/obs"):
-                for column in frames.obs_names(self._file, f"mod/{modality}/obs"):
-                    found[f"{modality}:{column}"] = modality, column
-        return found
-
-    def _of_all_cells(self, modality: str, column: str, rows: NDArray[np.int64]) -> pd.Series[Any]:
-        table = f"mod/{modality}/obs"
-        with damage_named(self._file.location, table):
-            values = frames.read_obs(self._file, [column], table)[column]
-        values = values.reset_index(drop=True)
-        if (rows < 0).any():  # integers and booleans have no value that is missing
-            if pd.api.types.is_bool_dtype(values.dtype):
-                values = values.astype("category")
-            elif pd.api.types.is_integer_dtype(values.dtype):
-                values = values.convert_dtypes()
-        return values.reindex(rows).reset_index(drop=True)
-
-
-def is_mudata(root: Any) -> bool:
-    """Return whether a file or store contains MuData, not AnnData."""
-    return "mod" in root
-
-
 def modalities(root: Any) -> tuple[str, ...]:
     """Return the names of the modalities, in mudata's order."""
     names = sorted(root["mod"])
@@ -222,20 +159,6 @@ def rows_of_cells(file: AnnDataFile, modality: str) -> NDArray[np.int64] | None:
     FormatError
         The modality lacks cells, or the file does not map its rows to cells.
     """
-    rows = _row_map(file, modality)
-    n_lacking = int(np.count_nonzero(rows < 0))
-    if n_lacking:
-        msg = (
-            f"{file.location}: modality {modality!r} lacks {n_lacking:,} of {rows.size:,} "
-            f"cells; write only the cells that it has, `mdata[mdata.obsmap[{modality!r}] > "
-            "0].copy()`, and read that file"
-        )
-        raise FormatError(msg)
-    return None if np.array_equal(rows, np.arange(rows.size)) else rows
-
-
-def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
-    """Return the row of each cell in a modality, -1 for missing cells."""
     name = f"obsmap/{modality}"
     with damage_named(file.location, name):
         if _lacks(file, name):
@@ -252,7 +175,14 @@ def _row_map(file: AnnDataFile, modality: str) -> NDArray[np.int64]:
     if rows.size != n_cells or not is_one_each:
         msg = f"{file.location}: `{name}` does not map each of {n_rows:,} rows to one of"
         raise FormatError(f"{msg} {n_cells:,} cells; write the file again with mudata")
-    return rows
+    if n_lacking := rows.size - there.size:
+        msg = (
+            f"{file.location}: modality {modality!r} lacks {n_lacking:,} of {rows.size:,} "
+            f"cells; write only the cells that it has, `mdata[mdata.obsmap[{modality!r}] > "
+            "0].copy()`, and read that file"
+        )
+        raise FormatError(msg)
+    return None if np.array_equal(rows, np.arange(rows.size)) else rows
 
 
 def open_sources(location: Location, elements: Sequence[str] = ("X",)) -> list[FileSource]:
@@ -322,7 +252,7 @@ def _open_source(file: AnnDataFile, elements: Sequence[str]) -> FileSource:
             for name, each in opened[0].elements.items()
             if type(each) in _RECORDED.values() and isinstance(each, StoredMatrix)
         }
-        is_plain = type(opened[0]) is AnnDataSource and len(found) == len(elements)
+        is_plain = isinstance(opened[0], AnnDataSource) and len(found) == len(elements)
         return pack(found) if is_plain and all(own for _, own in found.values()) else None
 
     found = file.recorded(f"elements {list(elements)}", described)
@@ -338,14 +268,16 @@ def _examine_source(file: AnnDataFile, elements: Sequence[str]) -> FileSource:
     path, root = file.location, file()
     with damage_named(path, next(iter(elements), "X")):
         if _lacks(file, "obs") or _lacks(file, "var"):
-            other: FileSource | None = other_hdf5(file) if isinstance(file, H5File) else None
+            is_hdf5 = isinstance(file, H5File)
+            other: FileSource | None = opened_by("open_hdf5", file) if is_hdf5 else None
             if other is not None:
                 return other
             what = other_format_of(root) or (
                 "not an AnnData file, since it has no `obs` or no `var`; write it with anndata"
             )
             raise FormatError(f"{path}: is {what}")
-        has_modalities = is_mudata(root) and not _lacks(file, "mod")
+        names = list(root) if isinstance(root, h5py.Group) else root  # without following links
+        has_modalities = "mod" in names and not _lacks(file, "mod")
     rows_of = cache(partial(rows_of_cells, file))  # of each modality, which may have many elements
     opened = dict[str, StoredElement]()
     for element in elements:
@@ -361,7 +293,7 @@ def _examine_source(file: AnnDataFile, elements: Sequence[str]) -> FileSource:
     sparse = [each for each in opened.values() if isinstance(each, StoredCsr)]
     for each, before in combinations(reversed(sparse), 2):
         each.share_indices(before)
-    return MuDataSource(file, opened) if has_modalities else AnnDataSource(file, opened)
+    return AnnDataSource(file, opened)
 
 
 def _open_of_mudata(
@@ -445,20 +377,20 @@ def _alternatives(file: AnnDataFile, within: str, folder: str) -> str:
     return f"its layers are: {', '.join(there) or 'none'}"
 
 
-def _encodings(file: AnnDataFile, within: str = "") -> dict[str, str]:
+def _encodings(file: AnnDataFile) -> dict[str, str]:
     """Return the encoding of each element of an AnnData object."""
-    is_old = not _lacks(file, f"{within}raw.X")
-    there = [] if _lacks(file, f"{within}X") else ["X"]
-    if is_old or not _lacks(file, f"{within}raw/X"):
+    is_old = not _lacks(file, "raw.X")
+    there = [] if _lacks(file, "X") else ["X"]
+    if is_old or not _lacks(file, "raw/X"):
         there.append("raw/X")
     for folder in ("layers", "obsm"):
-        if not _lacks(file, within + folder):
-            stored = file.stored(within + folder)
-            names = _names_below(stored) if is_group(stored) else stored.dtype.names or ()
+        if not _lacks(file, folder):
+            stored = file.stored(folder)
+            names = stored if is_group(stored) else stored.dtype.names or ()
             there += [f"{folder}/{name}" for name in names]
     found = dict[str, str]()
     for name in there:
-        path = within + ("raw.X" if is_old and name == "raw/X" else name)
+        path = "raw.X" if is_old and name == "raw/X" else name
         stored = None if _lacks(file, path) else file.stored(path)
         # What is not there is a field of a compound dataset, as anndata wrote obsm before 0.7.
         is_array = stored is None or not is_group(stored)
@@ -468,21 +400,8 @@ def _encodings(file: AnnDataFile, within: str = "") -> dict[str, str]:
     return found
 
 
-def _names_below(group: Any) -> Iterator[str]:
-    """Yield the names of elements in a group; those with a slash lie in groups of it."""
-    for name in group:
-        member = group.get(name)
-        if member is None or not is_group(member) or _sparse_encoding(member) != _UNKNOWN:
-            yield name
-        else:
-            yield from (f"{name}/{each}" for each in _names_below(member))
-
-
-_UNKNOWN = "unknown"
-
-
 def _sparse_encoding(group: Any) -> str:
     """Return "csr", "csc" or another encoding of the group."""
     encoding = text(group, "encoding-type")
-    encoding = encoding or text(group, "h5sparse_format", _UNKNOWN)  # anndata before 0.7
+    encoding = encoding or text(group, "h5sparse_format", "unknown")  # anndata before 0.7
     return {"csr_matrix": "csr", "csc_matrix": "csc"}.get(encoding, encoding)

@@ -21,7 +21,8 @@ from cellfeed._runs import Runs
 from cellfeed.bytes import LastingIdentity, replaced
 from cellfeed.bytes._tables import CachedTables, Tables, pack, unpack
 from cellfeed.rows import CategoricalColumn, NumericColumn, ObsColumn
-from cellfeed.sources._anndata._file import (
+from cellfeed.sources._source import as_names
+from cellfeed.sources.anndata._file import (
     AnnDataFile,
     StructureError,
     check_sizes,
@@ -33,7 +34,6 @@ from cellfeed.sources._anndata._file import (
     text,
     texts,
 )
-from cellfeed.sources._source import as_names
 
 # Gene names: tens of thousands in each file, but usually shared by all files of an atlas.
 
@@ -214,11 +214,6 @@ def read_var(file: AnnDataFile, name: str) -> pd.DataFrame:
     return Table(file, name).read(obs_names(file, name), are_named=True)
 
 
-def read_rows(stored: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
-    """Return ``stored[rows]`` for an HDF5 or zarr array of numbers or text, and ascending rows."""
-    return _pick(stored, rows, _runs_with_gaps(rows, _LARGEST_TEXT_GAP))
-
-
 # Tables, read by columns and rows, with little more than the rows of a part.
 
 # Rows that are read in vain cost less than another call of h5py.
@@ -308,13 +303,13 @@ def _values(
 ) -> Any:
     """Return values of an array, which may have a mask, as NumPy or pandas represents them."""
     element = file.stored(path)
-    runs = _runs_with_gaps(rows, largest_gap)
     encoding = text(element, "encoding-type")
     if not is_group(element) and encoding in ("", "array", "string-array"):
-        return _pick(element, rows, runs)
+        return read_rows(element, rows, largest_gap)
     if not is_group(element) or not encoding.startswith("nullable-"):
         raise StructureError(f"{element.name} has the unknown encoding {encoding!r}")
-    values, mask = (_pick(file.stored(f"{path}/{part}"), rows, runs) for part in ("values", "mask"))
+    parts = (file.stored(f"{path}/{part}") for part in ("values", "mask"))
+    values, mask = (read_rows(part, rows, largest_gap) for part in parts)
     if encoding == "nullable-integer":
         return pd.arrays.IntegerArray(values, mask)
     if encoding == "nullable-boolean":
@@ -323,8 +318,8 @@ def _values(
     return pd.array(values, dtype="string")
 
 
-def _pick(
-    stored: Any, rows: NDArray[np.int64] | None = None, runs: Runs | None = None
+def read_rows(
+    stored: Any, rows: NDArray[np.int64] | None, largest_gap: int = _LARGEST_TEXT_GAP
 ) -> NDArray[Any]:
     """Return ``stored[rows]`` for an HDF5 or zarr array of numbers or text.
 
@@ -334,16 +329,17 @@ def _pick(
         The array.
     rows
         Ascending rows; all if None.
-    runs
-        `_runs_with_gaps` of ``rows``.
+    largest_gap
+        See `_runs_with_gaps`.
     """
     is_text = stored.dtype.kind not in "biufc"
     if is_text and isinstance(stored, h5py.Dataset):
         stored = stored.asstr()
     dtype = np.dtype(object) if is_text else stored.dtype.newbyteorder("=")
-    if rows is None or runs is None:
+    if rows is None:
         return np.asarray(stored[...], dtype=dtype)
     out = np.empty(rows.size, dtype=dtype)
+    runs = _runs_with_gaps(rows, largest_gap)
     bounds = np.searchsorted(rows, runs)
     for (start, stop), (first, last) in zip(runs.tolist(), bounds.tolist(), strict=True):
         out[first:last] = np.asarray(stored[start:stop], dtype=dtype)[rows[first:last] - start]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cellfeed import decode
-from cellfeed._errors import CellfeedError, FormatError
+from cellfeed._errors import FormatError
 from cellfeed._lazy import zarr
 from cellfeed.bytes import (
     ByteStore,
@@ -31,16 +31,15 @@ from cellfeed.bytes import (
 from cellfeed.bytes._remote import RemoteObjects, Version, open_object, versions_below, versions_of
 from cellfeed.bytes._remote import zarr_store as store_of
 from cellfeed.bytes._store import FolderFiles, files_below, identity_of_files
-from cellfeed.bytes._tables import CachedTables
 from cellfeed.decode._array import check_grid, chunk_grid
 from cellfeed.decode._zarr import (
     ZarrLayout,
     zarr_array,
-    zarr_codec,
     zarr_layout,
 )
-from cellfeed.sources._anndata._file import AnnDataFile, damage_named, other_format_of
+from cellfeed.sources._registry import failures_named
 from cellfeed.sources._source import WatchedFiles
+from cellfeed.sources.anndata._file import AnnDataFile, damage_named, other_format_of
 
 _NODE_METADATA = ("zarr.json", ".zgroup", ".zarray")
 COLLECTION = "annbatch-preshuffled"
@@ -70,23 +69,18 @@ def open_group(location: Location, absolute: Path | None = None) -> zarr.Group:
         It is not a zarr group, or its metadata is damaged.
     """
     decode.expect_numcodecs()
+    what, remedy = f"{location}: cannot be opened as a zarr group", "give a zarr store of AnnData"
     if location.path is not None:
-        try:
+        with failures_named(what, remedy):
             store = _local_store()(absolute or location.path.absolute(), read_only=True)
             # Arrays may have been written anew since their metadata were consolidated.
             return zarr.open_group(store, mode="r", use_consolidated=False)
-        except CellfeedError:
-            raise
-        except Exception as error:  # zarr has no common base for what it raises
-            msg = f"{location}: cannot be opened as a zarr group ({error})"
-            raise FormatError(f"{msg}; give a zarr store of AnnData") from error
-    with damage_named(location, "obs"):
+    with (
+        damage_named(location, "obs"),
+        failures_named(what, remedy, (FileNotFoundError, KeyError)),
+    ):
         store, path = store_of(location)
-        try:
-            return zarr.open_group(store, path=path, mode="r")
-        except (FileNotFoundError, KeyError) as error:
-            msg = f"{location}: is not a zarr group; check the URL"
-            raise FormatError(msg) from error
+        return zarr.open_group(store, path=path, mode="r")
 
 
 @cache
@@ -193,15 +187,10 @@ class ZarrStore(AnnDataFile):
 
     library = "zarr"
 
-    def __init__(self, location: Location) -> None:
-        super().__init__(location)
+    def __init__(self, location: Location, lasting_name: str) -> None:
+        super().__init__(location, lasting_name)
         self._layouts: dict[str, ZarrLayout | decode.SlowRead] = {}
         self._files: dict[str, ByteStore] = {}
-
-    @property
-    @abstractmethod
-    def _lasting_name(self) -> str:
-        """Key under which tables of the store are cached."""
 
     @abstractmethod
     def _watch(self, name: str, zarr_format: int) -> None:
@@ -210,10 +199,6 @@ class ZarrStore(AnnDataFile):
     @abstractmethod
     def _files_of(self, name: str, layout: ZarrLayout) -> ByteStore:
         """Return the files of an array."""
-
-    @abstractmethod
-    def _identity_of(self, name: str) -> LastingIdentity | None:
-        """Return the identity of all files of an array; None if unknown."""
 
     @abstractmethod
     def _chunk_sizes(self, name: str) -> Iterator[int] | None:
@@ -251,10 +236,6 @@ class ZarrStore(AnnDataFile):
         decode.expect_numcodecs()
         return self()[name]
 
-    def codec(self, name: str) -> str:
-        """Return the compression of an array, such as "blosc", "zstd, sharded" or "none"."""
-        return zarr_codec(self.stored(name).metadata.to_dict())
-
     def slow_read(self, name: str) -> decode.SlowRead | None:
         """Return why only zarr can read an array; None if cellfeed can."""
         layout = self._layouts[name]
@@ -268,10 +249,6 @@ class ZarrStore(AnnDataFile):
         return zarr_array(
             layout, self._files[name], name, self.table_cache(name), lost_is_zero=lost_is_zero
         )
-
-    def table_cache(self, name: str) -> CachedTables:
-        """Return the cache for tables of an array between openings."""
-        return CachedTables(self._lasting_name, name, lambda: self._identity_of(name))
 
 
 # An AnnData group of a local zarr store.
@@ -293,18 +270,14 @@ class LocalZarrStore(ZarrStore):
     """
 
     def __init__(self, location: Location) -> None:
-        super().__init__(location)
         self._path = Path(location)
         self._absolute = self._path.absolute()  # it stays the same where the working folder changes
+        super().__init__(location, str(self._absolute))
         self._metadata = WatchedFiles()
         self._n_lost: dict[str, int] = {}
 
     def _open(self) -> zarr.Group:
         return open_group(self.location, self._absolute)
-
-    @property
-    def _lasting_name(self) -> str:
-        return str(self._absolute)
 
     def _watch(self, name: str, zarr_format: int) -> None:
         self._check_folders(name)
@@ -393,16 +366,12 @@ class RemoteZarrStore(ZarrStore):
     """
 
     def __init__(self, location: Location) -> None:
-        super().__init__(location)
+        super().__init__(location, str(location))
         self._versions: dict[str, Mapping[str, Version] | None] = {}
         self._metadata: dict[Location, Version] = {}
 
     def _open(self) -> zarr.Group:
         return open_group(self.location)
-
-    @property
-    def _lasting_name(self) -> str:
-        return str(self.location)
 
     def _watch(self, name: str, zarr_format: int) -> None:
         metadata = self.location / name / _METADATA[zarr_format]
@@ -426,9 +395,6 @@ class RemoteZarrStore(ZarrStore):
             return None
         parts = [f"{file} {each.size} {each.etag}" for file, each in sorted(versions.items())]
         return LastingIdentity(digest_of(str(self.location / name), *parts), is_settled=True)
-
-    def check_unchanged(self) -> None:
-        """Do nothing, since each answer of the server is checked."""
 
     def bytes_there(self, name: str) -> int | None:
         """Return the bytes of an array; if unknown, as if all were as its last chunk or shard."""

@@ -17,9 +17,9 @@ from cellfeed.bytes._tables import Tables, are_many
 from cellfeed.decode import ChunkedArray, Decoder, SlowRead, can_cast
 from cellfeed.machine import usable_cpu_count
 from cellfeed.rows import CsrChunks, CsrRows, DenseChunks, Layout, summable
-from cellfeed.sources._anndata import _annotations as frames
-from cellfeed.sources._anndata._file import AnnDataFile, damage_named, table_length
 from cellfeed.sources._source import StoredElement, fill, why_not_cast
+from cellfeed.sources.anndata import _annotations as frames
+from cellfeed.sources.anndata._file import AnnDataFile, damage_named, table_length
 
 
 class StoredMatrix(StoredElement):
@@ -53,18 +53,19 @@ class StoredMatrix(StoredElement):
         return self.__dict__ | {"_chunked_arrays": {}}
 
     def described(self) -> dict[str, Any] | None:
-        """Return what is known of the element, as JSON; None if it has a twin or is read slowly.
+        """Return what is known of the element, as JSON; None if that is not all that it needs.
 
-        Why it is read slowly may depend on what is installed. These are all attributes: if others
-        are added, `_tables._FORMAT` must change.
+        An element with a twin needs that, and a modality the order of its rows. Why one is read
+        slowly may depend on what is installed. These are all attributes: if others are added,
+        `_tables._FORMAT` must change.
         """
         own = {
             key: value.str if isinstance(value, np.dtype) else value
             for key, value in self.__getstate__().items()
             if key not in ("_file", "location", "_shares_indices_with")
         }
-        is_alone = self.__dict__.get("_shares_indices_with") is None
-        return own if is_alone and self._slow_read is None else None
+        needed = self.__dict__.get("_shares_indices_with"), self._slow_read, self.row_order
+        return own if all(each is None for each in needed) else None
 
     @classmethod
     def of_described(cls, file: AnnDataFile, described: Mapping[str, Any]) -> Self:
@@ -381,11 +382,6 @@ class StoredCsr(StoredMatrix):
             return pointer
 
 
-def _are_integers(stored: ChunkedArray) -> bool:
-    """Return whether integers are stored as such, in a dtype that cellfeed decodes."""
-    return stored.dtype.kind in "iu" and can_cast(stored.dtype, np.dtype(np.int64))
-
-
 # Dense arrays, read from chunks if possible, else through the format's library, run by run.
 
 
@@ -432,3 +428,8 @@ class StoredDense(StoredMatrix):
         rows = self._read_slices(self._element, runs, runs)
         self._file.check_unchanged()
         return rows.reshape(len(rows), *self.shape[1:])
+
+
+def _are_integers(stored: ChunkedArray) -> bool:
+    """Return whether integers are stored as such, in a dtype that cellfeed decodes."""
+    return stored.dtype.kind in "iu" and can_cast(stored.dtype, np.dtype(np.int64))

@@ -11,14 +11,13 @@ import errno
 import gc
 import math
 import os
-import threading
 import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import h5py
 import numpy as np
@@ -43,15 +42,14 @@ from cellfeed.bytes._tables import CachedTables, Computed, FileRecord, Tables
 from cellfeed.decode._array import check_grid, chunk_grid
 from cellfeed.decode._hdf5 import (
     hdf5_array,
-    hdf5_codec,
     hdf5_slow_read,
     hdf5_tables,
     longest_text,
 )
 from cellfeed.machine import share_of_descriptors
-from cellfeed.sources._anndata._file import AnnDataFile, check_sizes, own_members
 from cellfeed.sources._registry import other_format
 from cellfeed.sources._source import WatchedFiles
+from cellfeed.sources.anndata._file import AnnDataFile, check_sizes, own_members
 
 _DEEPEST = 8  # groups in a table
 _MOST_LINKS = 16  # that HDF5 follows, too
@@ -70,11 +68,11 @@ class H5File(AnnDataFile):
 
     library = "h5py"
 
-    def __init__(self, location: Location) -> None:
-        super().__init__(location)
+    def __init__(self, location: Location, lasting_name: str) -> None:
+        super().__init__(location, lasting_name)
         # Of elements that this process has checked: another file, if they lie there, and the path.
         self._resolved = dict[str, tuple[H5File | None, str]]()
-        self._record = FileRecord(self.lasting_name)
+        self._record = FileRecord(lasting_name)
         # Elements that one computation asks for several times. Later, they are closed: HDF5 keeps
         # the last chunks of those that are open.
         self._held: dict[str, Any] | None = None
@@ -86,11 +84,6 @@ class H5File(AnnDataFile):
     @abstractmethod
     def _open_file(self) -> h5py.File:
         """Open the file."""
-
-    @property
-    @abstractmethod
-    def lasting_name(self) -> str:
-        """Key under which tables of the file are cached."""
 
     @property
     @abstractmethod
@@ -192,10 +185,6 @@ class H5File(AnnDataFile):
         stored = self.stored(name)
         return min(int(stored.id.get_storage_size()), int(stored.file.id.get_filesize()))
 
-    def codec(self, name: str) -> str:
-        """Return the compression of an array, such as "gzip 4" or "none"."""
-        return hdf5_codec(self.stored(name))
-
     def slow_read(self, name: str) -> decode.SlowRead | None:
         """Return why only HDF5 can read an array; None if cellfeed can."""
         return hdf5_slow_read(self.stored(name))
@@ -280,7 +269,7 @@ class RemoteH5File(H5File):
     """
 
     def __init__(self, location: Location) -> None:
-        super().__init__(location)
+        super().__init__(location, str(location))
         self._version: Version | None = None
         self._objects = RemoteObjects(self.location_of, self._version_of)
         self._pages: PagedFile | None = None
@@ -306,10 +295,6 @@ class RemoteH5File(H5File):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_pages": None}
 
-    @property
-    def lasting_name(self) -> str:
-        return str(self.location)
-
     def _version_of(self, file: int) -> Version:  # noqa: ARG002 - there is one
         if self._version is None:  # without opening the file, of which all may be recorded
             self._version = paged_file(self.location).version
@@ -319,17 +304,10 @@ class RemoteH5File(H5File):
         """Return the identity of the object; None if its server does not state versions."""
         return self._objects.identity()
 
-    def n_bytes(self) -> int | None:
-        """Return the size of the object in bytes."""
-        return int(self._objects.sizes(np.zeros(1, np.int64))[0])
-
     @property
     def byte_store(self) -> RemoteObjects:
         """The byte store of chunks."""
         return self._objects
-
-    def check_unchanged(self) -> None:
-        """Do nothing, since each answer of the server is checked."""
 
     def _linked_file(self, name: str, what: str) -> H5File:  # noqa: ARG002 - for messages
         """Refuse links into other files; see `H5File`."""
@@ -384,7 +362,7 @@ class RemoteH5File(H5File):
 class LocalH5File(H5File, ByteStore):
     """A file whose size and modification time are watched, with those of files that it links to.
 
-    HDF5 has few files open at a time; see `_LatestFiles`. Chunks are read through a descriptor of
+    HDF5 has few files open at a time; see `_close_earlier`. Chunks are read through a descriptor of
     its own, or by path where there are too many files for that.
 
     Parameters
@@ -396,7 +374,7 @@ class LocalH5File(H5File, ByteStore):
     def __init__(self, path: Path) -> None:
         self._absolute = path.absolute()  # it stays the same file where the folder changes
         self._watched = WatchedFiles()
-        super().__init__(Location.of(path))
+        super().__init__(Location.of(path), str(self._absolute))
         self._opened_as: LastingIdentity | None = None  # the file as this process opened it
         self._linked = dict[Path, LocalH5File]()  # by absolute path
         self._handle: _Handle | None = None
@@ -410,7 +388,7 @@ class LocalH5File(H5File, ByteStore):
         if file is None:  # also where another thread has closed it meanwhile
             file = self._opened = self._open()
             self._process = os.getpid()
-            _latest.add(self)
+            _close_earlier(self)
         return file
 
     def close(self) -> None:
@@ -424,11 +402,11 @@ class LocalH5File(H5File, ByteStore):
 
     def _open_file(self) -> h5py.File:
         file = _open(self.location, self._absolute)
-        if _OpenedFile.is_of_earlier(file):
+        if _is_of_earlier(file):
             file.close()
             gc.collect()  # an error of Python 3.12 may keep a collection until then
             file = _open(self.location, self._absolute)
-            if _OpenedFile.is_of_earlier(file):
+            if _is_of_earlier(file):
                 msg = (
                     f"{self.location}: was written to while this process has it open, and HDF5 "
                     "still has its earlier contents; delete all collections and datasets of it, "
@@ -436,14 +414,11 @@ class LocalH5File(H5File, ByteStore):
                 )
                 raise FormatError(msg)
         found = _state_of(file)
-        _OpenedFile.add(file, found)
+        with phil:
+            _opened.append((weakref.ref(file), found))
         self._opened_as = lasting_identity([("", found)])
         self._watched.see(self._absolute, found, self.location)
         return file
-
-    @property
-    def lasting_name(self) -> str:
-        return str(self._absolute)
 
     def identity(self) -> LastingIdentity | None:
         """Return the identity of the file; None if it was written to since HDF5 opened it.
@@ -539,74 +514,43 @@ class _Handle:
         self.number = -self._path.ctypes.data if self.file is None else self.file.descriptor
 
 
-class _LatestFiles:
-    """The files that HDF5 has open in this process: those that were opened last.
-
-    Each takes a descriptor and 0.6 MB of memory. Where there are too many, that which has been open
-    for longest is closed, and is opened again when it is needed.
-    """
-
-    def __init__(self) -> None:
-        self.enter_process()
-
-    def enter_process(self) -> None:
-        """Begin anew, in a fork too: a thread that is gone may hold the lock."""
-        self._lock = threading.Lock()
-        # In the order of opening; without callbacks, in which Ctrl-C could be lost.
-        self._files: list[weakref.ref[LocalH5File]] = []
-
-    def add(self, file: LocalH5File) -> None:
-        """Add a file that is open now, and close others if there are too many."""
-        with self._lock:
-            there = [each for known in self._files if (each := known()) not in (None, file)]
-            n_open = len(there) + 1
-            most = max(1, min(_MOST_IN_HDF5, share_of_descriptors(_SHARE_OF_HDF5, n_open)))
-            self._files = [weakref.ref(each) for each in (*there, file)][-most:]
-        for each in there[: max(0, n_open - most)]:
-            each.close()
-
-
 _MOST_IN_HDF5 = 64
 _SHARE_OF_HDF5 = 8  # of the descriptors that are left; others belong to chunks and tables
-_latest = _LatestFiles()
-os.register_at_fork(after_in_child=_latest.enter_process)
+# Files that HDF5 has open, in the order of opening; without callbacks, in which Ctrl-C could be
+# lost. Of two threads that open files at the same time, one may miss that of the other.
+_latest: list[weakref.ref[LocalH5File]] = []
 
 
-class _OpenedFile:
-    """A file that this process has open, and its state when it was opened.
+def _close_earlier(file: LocalH5File) -> None:
+    """Close the files of this process that have been open for longest, if there are too many.
 
-    As long as one handle is open, HDF5 opens no other for the same file, and what it has read of
-    the file before stays in memory.
+    Each takes a descriptor and 0.6 MB of memory. It is opened again when it is needed.
     """
+    others = [each for known in _latest if (each := known()) not in (None, file) and each.is_open]
+    n_open = len(others) + 1
+    most = max(1, min(_MOST_IN_HDF5, share_of_descriptors(_SHARE_OF_HDF5, n_open)))
+    _latest[:] = [weakref.ref(each) for each in (*others, file)][-most:]
+    for each in others[: max(0, n_open - most)]:
+        each.close()
 
-    _all: ClassVar[dict[tuple[int, int], list[_OpenedFile]]] = {}  # by device and inode
 
-    def __init__(self, file: h5py.File, found: os.stat_result) -> None:
-        self._file, self._identity = weakref.ref(file), identity(found)
+# As long as one handle is open, HDF5 opens no other for the same file, and what it has read of the
+# file before stays in memory. These are the files that are open, with their states at opening.
+_opened: list[tuple[weakref.ref[h5py.File], os.stat_result]] = []
 
-    @classmethod
-    def add(cls, file: h5py.File, found: os.stat_result) -> None:
-        """Record the state of a file that is open now."""
-        cls._all.setdefault(_inode_of(found), []).append(cls(file, found))
 
-    @classmethod
-    def is_of_earlier(cls, file: h5py.File) -> bool:
-        """Return whether a handle is of a file that has changed since another was opened."""
-        found = _state_of(file)
-        same = cls._all.get(_inode_of(found), [])
-        for each in list(same):
-            if not each._file():  # noqa: SLF001 - it is gone, or closed
-                with contextlib.suppress(ValueError):  # another thread has removed it
-                    same.remove(each)
-        return any(each._identity != identity(found) for each in list(same))  # noqa: SLF001
+def _is_of_earlier(file: h5py.File) -> bool:
+    """Return whether a handle is of a file that has changed since another was opened."""
+    with phil:
+        _opened[:] = [each for each in _opened if each[0]()]  # neither gone nor closed
+    now = _state_of(file)
+    return any(
+        os.path.samestat(now, before) and identity(now) != identity(before) for _, before in _opened
+    )
 
 
 def _state_of(file: h5py.File) -> os.stat_result:
     return os.fstat(file.id.get_vfd_handle())
-
-
-def _inode_of(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
 
 
 def _open(path: Location, absolute: Path) -> h5py.File:

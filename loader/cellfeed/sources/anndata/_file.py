@@ -13,6 +13,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,11 @@ from cellfeed.bytes._remote import failure, is_of_server
 from cellfeed.bytes._tables import CachedTables, Computed, Tables
 from cellfeed.decode import ChunkedArray, SlowRead
 from cellfeed.decode._array import check_grid
+from cellfeed.decode._hdf5 import hdf5_codec
+from cellfeed.decode._zarr import zarr_codec
 from cellfeed.sources._source import OpenedPerProcess, Source
 
 # Attributes, and elements as anndata reads them.
-
-_OF_ONE = ("encoding-type", "encoding-version", "_index", "ordered", "h5sparse_format")
 
 
 class StructureError(ValueError):
@@ -47,21 +48,20 @@ def text(element: Any, name: str, default: str = "") -> str:
     StructureError
         It is something else.
     """
-    value = _plain(name, element.attrs.get(name, default))
-    if not isinstance(value, str):
-        raise StructureError(f"the attribute `{name}` of {element.name} is not text, but {value!r}")
-    return value
+    values = _plain(element, name) or [default]
+    if len(values) > 1 or not isinstance(values[0], str):
+        raise StructureError(f"the attribute `{name}` of {element.name} is not text, but {values}")
+    return values[0]
 
 
 def texts(element: Any, name: str) -> tuple[str, ...]:
     """Return an attribute that is a list of texts; empty if there is none."""
-    value = _plain(name, element.attrs.get(name, ()))
-    return (value,) if isinstance(value, str) else tuple(map(str, value))
+    return tuple(map(str, _plain(element, name)))
 
 
 def flag(element: Any, name: str) -> bool:
     """Return an attribute that is true or false."""
-    return bool(_plain(name, element.attrs.get(name, False)))
+    return any(_plain(element, name))
 
 
 def index_of(table: Any) -> str:
@@ -93,26 +93,10 @@ def own_members(group: Any) -> dict[str, Any]:
     return {name: each for name, each in found.items() if each is not None}
 
 
-def _plain(name: str, value: Any) -> Any:
-    """Return an attribute as anndata writes it; the same object if it is already.
-
-    Raises
-    ------
-    StructureError
-        It is an array where one value is expected.
-    """
-    if isinstance(value, bytes):
-        return value.decode()
-    if isinstance(value, np.ndarray):
-        if name in _OF_ONE:
-            if value.size != 1:
-                raise StructureError(f"the attribute `{name}` is not one value, but {value!r}")
-            only = value.reshape(-1)[0]
-            return only.decode() if isinstance(only, bytes) else only
-        if value.dtype.kind in "SO" and any(isinstance(each, bytes) for each in value.flat):
-            decoded = [e.decode() if isinstance(e, bytes) else e for e in value.flat]
-            return np.array(decoded, dtype=object).reshape(value.shape)
-    return value
+def _plain(element: Any, name: str) -> list[Any]:
+    """Return the values of an attribute, which may be one; empty if there is none."""
+    values = np.ravel(np.asarray(element.attrs.get(name, ()), object)).tolist()
+    return [each.decode() if isinstance(each, bytes) else each for each in values]
 
 
 # The interface to file formats: h5ad and zarr differ only in how they implement it.
@@ -128,6 +112,8 @@ class AnnDataFile(OpenedPerProcess):
     ----------
     location
         The file, folder or URL.
+    lasting_name
+        Its absolute path or its URL, under which tables are cached.
 
     Attributes
     ----------
@@ -140,8 +126,8 @@ class AnnDataFile(OpenedPerProcess):
     library: str
     linked_files: Sequence[Path] = ()
 
-    def __init__(self, location: Location) -> None:
-        self.location = location
+    def __init__(self, location: Location, lasting_name: str) -> None:
+        self.location, self.lasting_name = location, lasting_name
 
     @abstractmethod
     def watch(self, names: Sequence[str]) -> None:
@@ -153,11 +139,11 @@ class AnnDataFile(OpenedPerProcess):
             An array is impossible: its chunks take more memory than it could need.
         """
 
-    @abstractmethod
     def check_unchanged(self) -> None:
         """Check that the storage has not changed since it was first opened in any process.
 
-        Rows of another file would not match the plan and the labels.
+        Rows of another file would not match the plan and the labels. By default, nothing is
+        checked: each answer of a server is.
 
         Raises
         ------
@@ -199,9 +185,12 @@ class AnnDataFile(OpenedPerProcess):
             One is impossible.
         """
 
-    @abstractmethod
     def codec(self, name: str) -> str:
         """Return the compression of an array, such as "gzip 4", "zstd, sharded" or "none"."""
+        stored = self.stored(name)
+        if isinstance(stored, h5py.Dataset):
+            return hdf5_codec(stored)
+        return zarr_codec(stored.metadata.to_dict())
 
     @abstractmethod
     def slow_read(self, name: str) -> SlowRead | None:
@@ -241,19 +230,19 @@ class AnnDataFile(OpenedPerProcess):
         """
         return compute()
 
-    @abstractmethod
     def table_cache(self, name: str) -> CachedTables:
         """Return the cache for tables of an array between openings."""
+        return CachedTables(self.lasting_name, name, partial(self._identity_of, name))
+
+    def _identity_of(self, name: str) -> LastingIdentity | None:  # noqa: ARG002 - for stores
+        """Return the identity of all files of an array; None if it is unknown."""
+        return self.identity()
 
     def prefetch(self, names: Sequence[str]) -> None:
         """Prefetch arrays and tables that are about to be read completely, if worthwhile."""
 
     def identity(self) -> LastingIdentity | None:
         """Return the identity of the file; None if it is unknown, or there are many files."""
-        return None
-
-    def n_bytes(self) -> int | None:
-        """Return the size of a file on a server in bytes; None for other storages."""
         return None
 
     def read_oldest_frame(self, name: str) -> pd.DataFrame:
@@ -280,11 +269,6 @@ class FileSource(Source):
     def __init__(self, file: AnnDataFile) -> None:
         self._file = file
         self.location = file.location
-
-    def file_bytes(self) -> int:
-        """Return the size of its file in bytes, local or remote."""
-        n_bytes = self._file.n_bytes()
-        return super().file_bytes() if n_bytes is None else n_bytes
 
     def version(self) -> str | None:
         """Return a digest that changes when its file is replaced; None if there is none."""
@@ -425,19 +409,10 @@ def other_format_of(root: Any) -> str | None:
 
 _OTHERS = (
     (
-        ("barcode_idx", "feature_idx"),
-        "molecule info of 10x Genomics; give the matrix beside it, filtered_feature_bc_matrix.h5",
-    ),
-    (
         ("matrix", "row_attrs", "col_attrs"),
         "a loom file; read it with `anndata.io.read_loom`, and write it as .h5ad",
     ),
-    (
-        ("assays", "cell.names"),
-        'an h5Seurat file; convert it in R with `SeuratDisk::Convert(path, dest = "h5ad")`',
-    ),
-    (("tables", "images"), "SpatialData; give a table in it, such as tables/table"),
-    (("tables", "shapes"), "SpatialData; give a table in it, such as tables/table"),
+    (("tables",), "SpatialData; give a table in it, such as tables/table"),
 )
 
 
