@@ -118,7 +118,8 @@ def run(reads, addresses, num_threads=1, verify="first"):
         decoder = Decoder(threads if num_threads > 1 else None, num_threads, verify=verify)
         ascending = reads.run(np.array(addresses, np.int64), decoder)
     counted = (Counter.BYTES_READ, Counter.CHUNKS, Counter.BYTES_DECOMPRESSED)
-    return Done(*(int(decoder.counters.values[each]) for each in counted), ascending)
+    n_bytes, n_chunks, n_decompressed = (int(decoder.counters.values[each]) for each in counted)
+    return Done(n_bytes, n_chunks, n_decompressed, ascending)
 
 
 class TestPlanOfRanges:

@@ -365,8 +365,8 @@ class TestVocabulary:
         places = [order.index(each) if each in order else -1 for each in GENES]
         for source in (VOCABULARY, pd.DataFrame({"token": VOCABULARY})["token"]):
             assert GeneSubset(source).tokens_of(genes).tolist() == expected
-        for source in (order, np.array(order)):
-            assert GeneSubset(source).tokens_of(genes).tolist() == places
+        for listed in (order, np.array(order)):
+            assert GeneSubset(listed).tokens_of(genes).tolist() == places
 
     def test_a_column_of_var_has_the_names_or_the_tokens(self, write_h5ad, counts):
         collection = open_collection(write_h5ad(sp.csr_matrix(counts)))
