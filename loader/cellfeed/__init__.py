@@ -27,7 +27,6 @@ if typing.TYPE_CHECKING:
     from cellfeed._version import __version__ as __version__
     from cellfeed.collection import Collection as Collection
     from cellfeed.collection import open_collection as open_collection
-    from cellfeed.collection._splits import random_split as random_split
     from cellfeed.dataset import CellDataset as CellDataset
     from cellfeed.dataset import InterleavedDatasets as InterleavedDatasets
     from cellfeed.dataset import ReadOptions as ReadOptions
@@ -50,6 +49,7 @@ if typing.TYPE_CHECKING:
     from cellfeed.sampling import Fetch as Fetch
     from cellfeed.sampling import SamplingStrategy as SamplingStrategy
     from cellfeed.sampling import Streaming as Streaming
+    from cellfeed.splits import random_split as random_split
     from cellfeed.storages.huggingface import HuggingFaceSource as HuggingFaceSource
     from cellfeed.storages.memory_maps import MemoryMapSource as MemoryMapSource
     from cellfeed.storages.parquet import ParquetSource as ParquetSource
@@ -73,7 +73,6 @@ _NAMES_OF = {
     ),
     "_version": "__version__",
     "collection": "Collection open_collection",
-    "collection._splits": "random_split",
     "dataset": "CellDataset InterleavedDatasets ReadOptions Statistics",
     "genes": "highly_variable_genes qc_metrics",
     "perturbation": "MatchedControls PerturbationSplit perturbation_datasets perturbation_split",
@@ -81,6 +80,7 @@ _NAMES_OF = {
     "rows": "CategoricalColumn Cells NumericColumn",
     "rows._minibatch": "Minibatch RaggedTensor",
     "sampling": "BlockShuffling EpochPlan Fetch SamplingStrategy Streaming",
+    "splits": "random_split",
     "storages.huggingface": "HuggingFaceSource",
     "storages.memory_maps": "MemoryMapSource",
     "storages.parquet": "ParquetSource",

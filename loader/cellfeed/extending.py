@@ -16,6 +16,7 @@ from cellfeed._errors import (
     PathError,
     RemoteError,
     StateError,
+    lacks_threads,
     one_line,
     os_errors,
     require_list,
@@ -29,11 +30,12 @@ from cellfeed._progress import ProgressLine
 from cellfeed.machine import usable_cpu_count
 
 if typing.TYPE_CHECKING:
-    from cellfeed._compiled import compiled
+    from cellfeed._compiled import compile_everything, compiled
     from cellfeed._torch import require_torch, torch
     from cellfeed.rows._minibatch import csr_tensor
 else:
     _MODULE_OF = {  # which import numba or PyTorch
+        "compile_everything": "cellfeed._compiled",
         "compiled": "cellfeed._compiled",
         "require_torch": "cellfeed._torch",
         "torch": "cellfeed._torch",
@@ -58,8 +60,10 @@ __all__ = [
     "RemoteError",
     "StateError",
     "ad",
+    "compile_everything",
     "compiled",
     "csr_tensor",
+    "lacks_threads",
     "one_line",
     "os_errors",
     "pd",

@@ -49,7 +49,7 @@ def test_the_core_imports_no_extension():
         for each in extensions.imports()
         if extensions.extension_of(each.by) is None
         and extensions.extension_of(each.module) is not None
-        and each.by not in {"cellfeed", "cellfeed._cli"}  # tables of names
+        and each.by not in {"cellfeed", "cellfeed._entry_point"}  # tables of names
     ]
     assert found == []
 
@@ -61,7 +61,7 @@ def test_the_core_names_no_extension():
     found = [
         (by, node.value)
         for by, path in extensions.modules().items()
-        if extensions.extension_of(by) is None and by not in {"cellfeed", "cellfeed._cli"}
+        if extensions.extension_of(by) is None and by not in {"cellfeed", "cellfeed._entry_point"}
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if node.value.startswith("cellfeed.") and extensions.extension_of(node.value) is not None

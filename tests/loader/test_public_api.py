@@ -40,6 +40,7 @@ PUBLIC_MODULES = {
         "scdataset",
         "sources",
         "spatial",
+        "splits",
         "stages",
         "storages",
         "strategies",

@@ -86,7 +86,7 @@ def _chunked_rows(source: Source, stored: StoredElement) -> ChunkedRows:
     with source.reading:
         chunks = stored.chunked() if n_rows and stored.row_order is None else None
     match chunks:
-        case CsrChunks(row_pieces=None):
+        case CsrChunks():
             size = max(_elements_of_chunk(each) for each in (chunks.indices, chunks.data))
             return ChunkedRows(n_rows=n_rows, chunk_size=size, pointer=chunks.indptr)
         case RaggedChunks():

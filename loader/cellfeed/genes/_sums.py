@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed.collection import Collection, labels_of
+from cellfeed.collection import Collection
 from cellfeed.dataset import CellDataset
 from cellfeed.extending import (
     ColumnError,
@@ -27,6 +27,7 @@ from cellfeed.genes import _kernels
 from cellfeed.machine import usable_memory_bytes
 from cellfeed.rows import Cells
 from cellfeed.sampling import Streaming
+from cellfeed.splits import labels_of
 
 _FETCH_BYTES = 64 << 20  # of cells that are read together
 _CHUNKS = 4  # at least so many, each of whose cells are read together

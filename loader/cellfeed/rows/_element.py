@@ -318,18 +318,12 @@ class CsrChunks(SparseChunks):
         Row pointers, ascending, int64, shape (n_rows + 1,).
     indices, data, n_columns
         See `SparseChunks`.
-    row_pieces
-        Pieces of the arrays, each with whole rows; None if the arrays are in one piece.
-    n_skipped
-        Number of elements at the beginning of each row that are left out.
     """
 
     indptr: NDArray[np.int64]
     indices: ChunkedArray
     data: ChunkedArray
     n_columns: int
-    row_pieces: RowPieces | None = None
-    n_skipped: int = 0
 
     def extents(self, rows: NDArray[np.int64]) -> Extents:
         """See `SparseChunks`."""
@@ -345,32 +339,7 @@ class CsrChunks(SparseChunks):
             Row numbers, int64, shape (n,).
         """
         starts = self.indptr[rows]
-        lengths = self.indptr[rows + 1] - starts
-        if self.row_pieces is not None:
-            starts = starts + self.row_pieces.gaps(rows)
-        if self.n_skipped:
-            starts, lengths = starts + self.n_skipped, np.maximum(lengths - self.n_skipped, 0)
-        return starts, lengths
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowPieces:
-    """The rows of each piece of an array; int64 arrays of shape (n_pieces,).
-
-    Parameters
-    ----------
-    first_rows
-        First row of each piece, ascending.
-    skipped
-        Number of elements before each piece that are numbered but not stored.
-    """
-
-    first_rows: NDArray[np.int64]
-    skipped: NDArray[np.int64]
-
-    def gaps(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many element numbers are skipped before each row."""
-        return self.skipped[np.searchsorted(self.first_rows, rows, side="right") - 1]
+        return starts, self.indptr[rows + 1] - starts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

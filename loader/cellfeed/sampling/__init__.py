@@ -15,6 +15,7 @@ from cellfeed.sampling._base import (
     SamplingStrategy,
     WithOthers,
     n_available,
+    require_row_numbers,
     sorted_indices,
 )
 from cellfeed.sampling._block_shuffling import BlockShuffling, ChunkStarts, Streaming
@@ -60,5 +61,6 @@ __all__ = [
     "permute_within",
     "random_below",
     "random_words",
+    "require_row_numbers",
     "sorted_indices",
 ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed.collection import Collection, labels_of
+from cellfeed.collection import Collection
 from cellfeed.extending import (
     ParameterError,
     require_one_of,
@@ -23,6 +23,7 @@ from cellfeed.extending import (
     usable_cpu_count,
 )
 from cellfeed.sampling import SamplingStrategy, WithOthers
+from cellfeed.splits import labels_of
 
 if TYPE_CHECKING:
     import torch

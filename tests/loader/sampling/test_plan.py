@@ -17,7 +17,6 @@ from cellfeed import (
     ParameterError,
     SamplingStrategy,
     Streaming,
-    random_split,
 )
 
 
@@ -263,7 +262,6 @@ class TestBadParameters:
     [
         lambda: shuffling_plan(seed=-1),
         lambda: CellDataset(np.arange(9), BlockShuffling(1), 3, seed=-1),
-        lambda: random_split(np.arange(9), [0.5, 0.5], seed=-1),
     ],
 )
 def test_a_seed_is_not_negative(seeded):

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from cellfeed.extending import (
     require_not_negative,
     require_positive,
 )
-from cellfeed.rows import CsrChunks, RowPieces
+from cellfeed.rows import CsrChunks
 from cellfeed.sources import (
     FlatCsr,
     ListedGenes,
@@ -233,6 +233,32 @@ _OTHER_GENE = (
 )
 
 
+@dataclass(frozen=True, eq=False)
+class _Lists(CsrChunks):
+    """Lists in the pieces of a table, which are numbered as if each began with a chunk.
+
+    Parameters
+    ----------
+    first_rows
+        First row of each piece, ascending, int64, shape (n_pieces,).
+    skipped
+        Number of elements before each piece that are numbered but not stored, shape (n_pieces,).
+    n_markers
+        Number of elements at the beginning of each list that are left out.
+    """
+
+    first_rows: NDArray[np.int64]
+    skipped: NDArray[np.int64]
+    n_markers: int
+
+    def ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """See `CsrChunks`."""
+        starts, lengths = super().ranges(rows)
+        pieces = np.searchsorted(self.first_rows, rows, side="right") - 1
+        starts = starts + self.skipped[pieces] + self.n_markers
+        return starts, np.maximum(lengths - self.n_markers, 0)
+
+
 class ArrowLists(FlatCsr):
     """Lists that compiled threads read, from files or memory.
 
@@ -285,10 +311,9 @@ class ArrowLists(FlatCsr):
             skipped = pieces.firsts[:-1] * CHUNK_ELEMENTS - pointer[first_rows]
             arrays.append(pieced_array(name, pieces, dtype, store))
         arrays[0] = replace(arrays[0], bad_index=_OTHER_GENE)
-        rows = RowPieces(first_rows, skipped)
         self._table.check_unchanged()
         genes, values = arrays
-        return CsrChunks(pointer, genes, values, self._n_stored, rows, self._n_markers)
+        return _Lists(pointer, genes, values, self._n_stored, first_rows, skipped, self._n_markers)
 
     def _lists(self, batch: Any) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
         """Return the lengths of the lists of a `pyarrow.RecordBatch`, and the values of both."""

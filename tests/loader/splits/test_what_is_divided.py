@@ -11,6 +11,7 @@ from cellfeed import (
     CellDataset,
     ColumnError,
     ParameterError,
+    Streaming,
     open_collection,
     random_split,
 )
@@ -22,7 +23,8 @@ class TestCollections:
         named = random_split(opened, [0.5, 0.5], seed=0, stratify="cell_type")
         column = opened.obs["cell_type"]
         assert isinstance(column, CategoricalColumn)
-        labels = np.array(column.categories)[opened[:].obs["cell_type"]]
+        codes = np.asarray(opened[:].obs["cell_type"], np.int64)
+        labels = pd.Categorical.from_codes(codes, pd.Index(column.categories))
         given = random_split(63, [0.5, 0.5], seed=0, stratify=labels)
         assert all(map(np.array_equal, named, given))
 
@@ -87,6 +89,11 @@ ERRORS = {
     ),
     "method": ({"method": "exact"}, "^`method` must be one of 'deterministic', 'multinomial', 's"),
     "seed": ({"seed": 0.5}, "^`seed` must be an integer"),
+    "seed below 0": ({"seed": -1}, "^`seed >= 0` must hold, but got seed=-1"),
+    "dataset": (
+        {"collection": CellDataset(np.arange(9), Streaming(), 3)},
+        "^`collection` is a CellDataset, which has minibatches and no rows",
+    ),
     "no rows": ({"collection": 0}, "^`collection >= 1` must hold"),
     "path": ({"collection": "a.h5ad"}, "open it with `open_collection`"),
     "no length": ({"collection": None}, "^an indexable must have a length"),

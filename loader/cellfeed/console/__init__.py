@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import click
 
-from cellfeed._errors import CellfeedError, lacks_threads
+from cellfeed.extending import CellfeedError, lacks_threads
 
 __all__ = [
     "ByteSize",

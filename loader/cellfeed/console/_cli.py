@@ -7,20 +7,19 @@ import importlib
 import pkgutil
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import click
 
-from cellfeed._progress import ProgressLine
-from cellfeed._version import __version__
+import cellfeed
 from cellfeed.console import ByteSize, OneLineErrorGroup, format_bytes, interrupted
+from cellfeed.extending import ProgressLine
 
 _STAGES = {"write": "Writing cells", "check": "Checking parts"}
 
 
 @click.group(cls=OneLineErrorGroup)
-@click.version_option(__version__, prog_name="cellfeed")
+@click.version_option(cellfeed.__version__, prog_name="cellfeed")
 def main() -> None:
     """Feed minibatches from single-cell collections to a training loop."""
 
@@ -126,11 +125,11 @@ def warm_up() -> None:
     """
     import numpy as np  # noqa: PLC0415
 
-    from cellfeed._compiled import compile_everything  # noqa: PLC0415
     from cellfeed.decode import kernels  # noqa: PLC0415
+    from cellfeed.extending import compile_everything  # noqa: PLC0415
 
     start = time.perf_counter()
-    for name in _modules_of_kernels([str(Path(__file__).parent)], "cellfeed."):
+    for name in _modules_of_kernels(cellfeed.__path__, "cellfeed."):
         importlib.import_module(name)
     with ProgressLine() as line:
         compile_everything(lambda n, total: line.show_share("Compiling", n, total))
