@@ -66,7 +66,8 @@ def compiled(
         options["no_cfunc_wrapper"] = not callback
         declared = (_Function if is_called else _Inner)(function, targetoptions=options)
         declared.signatures_declared = signatures
-        _note_sources(function)
+        with contextlib.suppress(OSError):  # where sources are missing, nothing is cached
+            _sources_at_import(_package_of(function))
         _everything.append(declared)
         return declared
 
@@ -132,7 +133,8 @@ class _Function(CPUDispatcher):  # type: ignore[misc]  # numba has no types
             args, _ = normalize_signature(_parsed(signature))
             if args not in self.overloads:
                 self._keep_on_disk()
-                with _compiling(self._cache):
+                # Ctrl-C waits, since what LLVM calls would print and ignore it.
+                with interrupts_held(), _NOTICE_ON_STDERR.of(self._cache):
                     self.compile(_parsed(signature))
                 if len(self.overloads) == len(self.signatures_declared):
                     self.disable_compile()  # other arguments are converted, or refused
@@ -252,13 +254,6 @@ def compiling_seconds() -> float:
     return _NOTICE_ON_STDERR.seconds
 
 
-@contextlib.contextmanager
-def _compiling(kept: Any) -> Iterator[None]:
-    """Compile in a block; Ctrl-C waits, since what LLVM calls would print and ignore it."""
-    with interrupts_held(), _NOTICE_ON_STDERR.of(kept):
-        yield
-
-
 # A process that is forked while another thread compiles would wait for that thread forever.
 os.register_at_fork(
     before=global_compiler_lock.acquire,
@@ -360,11 +355,6 @@ class _Files:
         name = self._function.rpartition(".<locals>.")[0] or self._function
         stem = f"{name}-{_digest(kind.encode()).hex()[:24]}"
         return stem, f"{_digest(self._sources, code.encode()).hex()[:24]}.nbc"
-
-
-def _note_sources(function: Function) -> None:
-    with contextlib.suppress(OSError):  # as where sources are missing; nothing is cached then
-        _sources_at_import(_package_of(function))
 
 
 def _package_of(function: Function) -> str:

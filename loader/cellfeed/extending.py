@@ -25,7 +25,7 @@ from cellfeed._errors import (
     require_positive,
     require_seed,
 )
-from cellfeed._lazy import ad, pd, sp, zarr
+from cellfeed._lazy import ad, pd, sp
 from cellfeed._progress import ProgressLine
 from cellfeed.machine import usable_cpu_count
 
@@ -76,5 +76,4 @@ __all__ = [
     "sp",
     "torch",
     "usable_cpu_count",
-    "zarr",
 ]

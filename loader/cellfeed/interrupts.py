@@ -58,7 +58,8 @@ def run_command(module: str, **options: Any) -> None:
 
 
 def _interrupt(_number: int, frame: FrameType | None) -> None:
-    if _is_importing(frame) and not _has_processes():
+    multiprocessing = sys.modules.get("multiprocessing")  # may be half imported
+    if _is_importing(frame) and not getattr(multiprocessing, "active_children", list)():
         os.write(2, _SAID.encode())
         os._exit(_INTERRUPTED)
     raise KeyboardInterrupt
@@ -71,8 +72,3 @@ def _is_importing(frame: FrameType | None) -> bool:
 
     files = (each.f_code.co_filename for each, _ in walk_stack(frame))
     return any(each.startswith("<frozen importlib") for each in files)
-
-
-def _has_processes() -> bool:
-    multiprocessing = sys.modules.get("multiprocessing")  # may be half imported
-    return bool(getattr(multiprocessing, "active_children", list)())

@@ -379,6 +379,9 @@ def join_elements(sources: Sequence[Source], genes: Genes) -> dict[str, Element]
             columns = tables[first.var]
             _require_same(name, sources, partial(_shape_of, start=2))
         n_columns, names, maps = columns
+        if "csr" in layouts and n_columns > np.iinfo(np.int32).max:
+            msg = f"{sources[0].location}: `{name}` has {n_columns:,} columns, and sparse rows have"
+            raise FormatError(f"{msg} fewer than 2^31; leave it out")
         if maps is not None and first.shape[2:]:
             msg = (
                 f"{sources[0].location}: `{name}` has {len(first.shape)} dimensions, which "

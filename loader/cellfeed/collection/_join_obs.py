@@ -89,7 +89,9 @@ def read_obs(
     for name in columns:
         lacking = [k for k, names in enumerate(known) if name not in names]
         if lacking and (join_obs == "same" or len(lacking) == len(sources)):
-            raise _lacks(sources[lacking[0]], name, known[lacking[0]])
+            source, there = sources[lacking[0]], ", ".join(known[lacking[0]]) or "none"
+            msg = f"{source.location}: obs has no column {name!r}; its columns are: {there}"
+            raise ColumnError(source.refused_obs(name) or msg)
     names_of = dict(zip(map(id, sources), known, strict=True))
 
     def read(source: Source) -> dict[str, ObsColumn]:
@@ -102,7 +104,8 @@ def read_obs(
                 raise FormatError(f"{msg}, which is one of `obs_names`; correct the source")
             found |= {name: _column_of(name, source.location, table[name]) for name in others}
         for each in found.values():
-            if (n := len(_cells_of(each))) != source.n_rows:
+            cells = each.codes if isinstance(each, CategoricalColumn) else each.values
+            if (n := len(cells)) != source.n_rows:
                 msg = f"{source.location}: obs has {n} rows, but the matrix has {source.n_rows}"
                 raise FormatError(f"{msg}; write the file again")
         return found
@@ -118,16 +121,6 @@ def read_obs(
         )
         for name in columns
     }
-
-
-def _lacks(source: Source, name: str, known: Sequence[str]) -> ColumnError:
-    there = ", ".join(known) or "none"
-    msg = f"{source.location}: obs has no column {name!r}; its columns are: {there}"
-    return ColumnError(source.refused_obs(name) or msg)
-
-
-def _cells_of(column: ObsColumn) -> NDArray[Any]:
-    return column.codes if isinstance(column, CategoricalColumn) else column.values
 
 
 def _missing(name: str, n_rows: int, parts: Sequence[Mapping[str, ObsColumn]]) -> ObsColumn:

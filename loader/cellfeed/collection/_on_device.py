@@ -329,10 +329,6 @@ def _taken(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return values.view(same_bits(values.dtype))[places].view(values.dtype)
 
 
-def _small_integers() -> set[torch.dtype]:
-    return {torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32}
-
-
 def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Cast values as NumPy does."""
     if values.dtype == torch.float64 and dtype == torch.float16:
@@ -343,6 +339,6 @@ def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         values = ((single.view(torch.int32) - is_larger.int()) | is_rounded.int()).view(
             torch.float32
         )
-    elif values.is_floating_point() and dtype in _small_integers():
+    elif not dtype.is_floating_point and dtype not in (torch.bool, torch.uint64):
         values = values.to(torch.int64)  # so that what is out of range wraps around
     return values.to(dtype)

@@ -225,8 +225,11 @@ class ByteBudget:
             self._begin_waiting()
 
     def _begin_waiting(self) -> None:
-        while self._waiting and self._has_room(self._waiting[0][0]):
-            n_bytes, begin, future = self._waiting.popleft()
+        while self._waiting:
+            n_bytes, begin, future = self._waiting[0]
+            if self._in_flight and self._in_flight + n_bytes > self._n_bytes:
+                return
+            self._waiting.popleft()
             try:
                 begun = begin()
             except Exception as error:  # noqa: BLE001 - it is raised where the result is due
@@ -234,9 +237,6 @@ class ByteBudget:
             else:
                 self._in_flight += n_bytes
                 future.set_result(begun)
-
-    def _has_room(self, n_bytes: int) -> bool:
-        return not self._in_flight or self._in_flight + n_bytes <= self._n_bytes
 
 
 # Pools for the memory of rows.

@@ -22,8 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed.bytes import Location
 from cellfeed.collection import Collection, located
 from cellfeed.extending import FormatError, ParameterError, PathError, pd, require_one_of
-from cellfeed.perturbation._controls import MatchedControls
-from cellfeed.sampling import named_values
+from cellfeed.perturbation._controls import MatchedControls, named_values
 from cellfeed.splits import Labels, Rows, count_divided, labels_of
 
 __all__ = ["MatchedControls", "PerturbationSplit", "perturbation_datasets", "perturbation_split"]

@@ -20,7 +20,6 @@ from cellfeed.sampling import (
     factorized,
     label_codes,
     n_available,
-    named_values,
     permute_within,
     random_words,
     sorted_indices,
@@ -34,6 +33,14 @@ _MOST_SHOWN = 5  # values in a message
 
 # Purposes of the random streams of one epoch; those of the strategy of treated cells are smaller.
 _RUN, _START, _WITHIN_RUN, _ALWAYS = range(1000, 1004)
+
+
+def named_values(given: Any) -> list[Any]:
+    """Return the values of labels that a parameter names: one, or several in a list or array."""
+    if isinstance(given, list | tuple | set | frozenset):
+        return list(given)
+    is_array = np.ndim(given) == 1 and callable(getattr(given, "tolist", None))
+    return given.tolist() if is_array else [given]
 
 
 @dataclass(frozen=True, eq=False)

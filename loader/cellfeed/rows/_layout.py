@@ -567,7 +567,7 @@ def lay_out(
     Raises
     ------
     ParameterError
-        The sparse rows of a group have 2^31 elements or columns, or more.
+        The sparse rows of a group have 2^31 elements or more.
     """
     ends = np.concatenate([[0], np.cumsum(lengths[order])])
     sizes = np.diff(ends[bounds])
@@ -575,17 +575,14 @@ def lay_out(
     elements = ends[:-1] - ends[bounds[:-1]][numbers]
     groups_of_rows = numbers + first_number
     dtypes, destinations = [dtype], list[NDArray[np.int64]]()
-    index_dtype: np.dtype[Any] = np.dtype(np.int64)
     data_starts = np.zeros_like(sizes)
+    # SciPy and torch want one dtype for row pointers and column indices.
+    index_dtype = np.dtype(np.int32 if layout == "csr" else np.int64)
     if layout == "csr":
-        # SciPy and torch want one dtype for both.
-        most, index_dtype = int(sizes.max(initial=0)), np.dtype(np.int32)
-        if max(most, row_shape[0]) > np.iinfo(np.int32).max:
-            msg = (
-                f"{most:,} non-zeros in {row_shape[0]:,} columns are too many for one minibatch: "
-                "both must be below 2^31; read fewer rows at once"
-            )
-            raise ParameterError(msg)
+        most = int(sizes.max(initial=0))
+        if most > np.iinfo(np.int32).max:
+            msg = f"{most:,} non-zeros are too many for one minibatch, which has fewer than 2^31"
+            raise ParameterError(f"{msg}; read fewer rows at once")
         data_starts = -(-sizes * index_dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         dtypes.insert(0, index_dtype)
         destinations.append(destination(groups_of_rows, elements * index_dtype.itemsize))

@@ -24,7 +24,6 @@ from cellfeed.sampling._labels import (
     combined_codes,
     factorized,
     label_codes,
-    named_values,
 )
 from cellfeed.sampling._permutation import (
     Permutation,
@@ -57,7 +56,6 @@ __all__ = [
     "factorized",
     "label_codes",
     "n_available",
-    "named_values",
     "permute_within",
     "random_below",
     "random_words",

@@ -230,7 +230,8 @@ class BlockShuffling(SamplingStrategy):
         """Check the block size; check and sort the indices."""
         object.__setattr__(self, "block_size", require_positive("block_size", self.block_size))
         object.__setattr__(self, "indices", sorted_indices(self.indices))
-        if not _is_alignment(self.align):
+        is_chunks = isinstance(self.align, str) and self.align == "chunks"
+        if not is_chunks and not isinstance(self.align, ChunkStarts | None):
             msg = f'`align` must be "chunks" or None, but got {self.align!r}'
             raise ParameterError(msg)
 
@@ -322,11 +323,6 @@ class BlockShuffling(SamplingStrategy):
             raise ParameterError(msg)
         indices = None if self.indices is None else np.asarray(self.indices)
         return self.align.blocks(indices, self.block_size)
-
-
-def _is_alignment(given: Any) -> bool:
-    is_chunks = isinstance(given, str) and given == "chunks"
-    return is_chunks or given is None or isinstance(given, ChunkStarts)
 
 
 def shuffled_blocks(

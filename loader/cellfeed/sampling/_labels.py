@@ -83,14 +83,6 @@ def factorized(labels: Any) -> tuple[Codes, list[Any]]:
     return codes, values.tolist()
 
 
-def named_values(given: Any) -> list[Any]:
-    """Return the values of labels that a parameter names: one, or several in a list or array."""
-    if isinstance(given, list | tuple | set | frozenset):
-        return list(given)
-    is_array = np.ndim(given) == 1 and callable(getattr(given, "tolist", None))
-    return given.tolist() if is_array else [given]
-
-
 def _values_of(labels: Any) -> Any:
     """Return the values of a column, or labels that are values: those of a tensor are a method."""
     values = getattr(labels, "values", labels)

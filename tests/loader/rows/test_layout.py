@@ -39,6 +39,6 @@ def test_a_minibatch_of_terabytes_is_refused(layout, n):
     if n < 1 << 38:
         assert len(laid_out()[0]) == 2
         return
-    refused = r"non-zeros in 100 columns .* below 2\^31" if layout == "csr" else REFUSED
+    refused = r"non-zeros are too many .* fewer than 2\^31" if layout == "csr" else REFUSED
     with pytest.raises(ParameterError, match=refused):
         laid_out()

@@ -2,7 +2,6 @@
 
 from cellfeed.sources.anndata import _annotations as frames
 from cellfeed.sources.anndata._file import (
-    AnnDataFile,
     FileSource,
     check_sizes,
     damage_named,
@@ -17,7 +16,6 @@ from cellfeed.sources.anndata._zarr import DATASETS
 __all__ = [
     "ANNDATA",
     "DATASETS",
-    "AnnDataFile",
     "AnnDataSource",
     "FileSource",
     "H5File",

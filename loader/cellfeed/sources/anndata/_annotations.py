@@ -166,16 +166,13 @@ def plain_obs(file: AnnDataFile, columns: Sequence[str]) -> dict[str, ObsColumn]
         if n_rows() is None:
             return None
         check_sizes(file, f"obs/{column}", n_rows())
-        return _column_tables(_plain_column(file, f"obs/{column}"))
+        found = _plain_column(file, f"obs/{column}")
+        if isinstance(found, CategoricalColumn):
+            return {"codes": found.codes, **pack(found.categories.tolist())}
+        return None if found is None else {"values": found.values}
 
     found = {name: file.recorded(f"obs/{name}", partial(read, name)) for name in columns}
     return {name: _column_of(tables) for name, tables in found.items() if tables is not None}
-
-
-def _column_tables(column: ObsColumn | None) -> Tables | None:
-    if isinstance(column, CategoricalColumn):
-        return {"codes": column.codes, **pack(column.categories.tolist())}
-    return None if column is None else {"values": column.values}
 
 
 def _column_of(tables: Tables) -> ObsColumn:
