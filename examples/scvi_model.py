@@ -36,8 +36,9 @@ def main(plates: str, folder: str) -> None:
         logger=None,
     )
     (losses,) = model.history["elbo_validation"].T.to_numpy()
-    print(f"ELBO {losses[0]:.0f}, then {losses[-1]:.0f} on {data.n_val:,} cells")
-    print(data.dataset.statistics())
+    print(
+        f"ELBO {losses[0]:.0f}, then {losses[-1]:.0f} on {data.n_val:,} cells; {data.statistics()}"
+    )
 
     model.save(folder, overwrite=True)
     model = SCVI.load(folder, adata=False)

@@ -29,7 +29,7 @@ scvi = pytest.importorskip("scvi", reason="scvi-tools is not installed: cellfeed
 from lightning.pytorch import Callback  # noqa: E402 - which comes with scvi-tools
 from scvi import external  # noqa: E402
 from scvi.dataloaders import DataSplitter  # noqa: E402
-from scvi.model import SCANVI, SCVI, LinearSCVI  # noqa: E402
+from scvi.model import PEAKVI, SCANVI, SCVI, LinearSCVI  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from cellfeed.frameworks.scvi import ScviDataModule  # noqa: E402
@@ -127,7 +127,7 @@ SETUPS = [
     (SCVI, {"layer": "counts", "batch_key": "donor"}),
     (SCANVI, KEYS | LABELS),
     (SCANVI, {"labels_key": "cell_type", "unlabeled_category": "none is"}),
-    (SCVI, {"layer": "counts", "batch_key": "is_male", "labels_key": "plate"}),
+    (LinearSCVI, {"layer": "counts", "batch_key": "is_male", "labels_key": "plate"}),
     (MRVI, {"layer": "counts", "batch_key": "plate", "sample_key": "donor"}),
 ]
 
@@ -228,10 +228,12 @@ def made(model, *arguments, **options):
     return model(*arguments, **options, **SMALL)
 
 
-def test_losses_are_those_of_the_same_minibatches_in_memory(paths, in_memory):
-    own = made(SCVI, set_up(SCVI, in_memory, **KEYS))
-    data = ScviDataModule(paths, **KEYS, batch_size=32, seed=0)
-    loaded = made(SCVI, registry=data.registry)
+@pytest.mark.parametrize("model", [SCVI, LinearSCVI])
+def test_losses_are_those_of_the_same_minibatches_in_memory(paths, in_memory, model):
+    keys = KEYS if model is SCVI else BATCHES
+    own = made(model, set_up(model, in_memory, **keys))
+    data = ScviDataModule(paths, model, **keys, batch_size=32, seed=0)
+    loaded = made(data.new_model)
     expected = train(own, InMemory(own.adata_manager, rows_of(data, paths)), 1)
     found = train(loaded, data, 1)
     assert len(found.losses) == 7
@@ -377,7 +379,7 @@ class TestScanvi:
 
     def test_from_a_model_that_was_trained_before(self, paths, tmp_path):
         before = ScviDataModule(paths, **BATCHES, batch_size=64)
-        scvi_model = made(SCVI, registry=before.registry)
+        scvi_model = made(before.new_model)
         train(scvi_model, before, 1)
         data = ScviDataModule(paths, **BATCHES, **LABELS, batch_size=64)
         scvi_model.registry_ = data.registry
@@ -395,7 +397,7 @@ class TestScanvi:
 @pytest.mark.parametrize(("model", "keys"), SETUPS)
 def test_any_model_is_loaded_with_few_cells_or_none(paths, in_memory, tmp_path, model, keys):
     data = ScviDataModule(paths, model, **keys, batch_size=70)
-    made = model(registry=data.registry, **({"datamodule": data} if model is SCANVI else {}))
+    made = data.new_model()
     made.is_trained_ = True
     made.module.eval()
     made.save(tmp_path / "model")
@@ -415,6 +417,45 @@ def test_any_model_is_loaded_with_few_cells_or_none(paths, in_memory, tmp_path, 
 
 
 class TestOtherModels:
+    @pytest.mark.parametrize("model", [SCVI, LinearSCVI])
+    def test_priors_of_library_sizes(self, paths, in_memory, model):
+        options = {"use_observed_lib_size": False} if model is SCVI else {}
+        own = made(model, set_up(model, in_memory, **BATCHES), **options)
+        loaded = ScviDataModule(paths, model, **BATCHES).new_model(**options)
+        for name in ("library_log_means", "library_log_vars"):
+            found, expected = (getattr(each.module, name) for each in (loaded, own))
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+    def test_the_linear_decoder(self, paths, in_memory, tmp_path):
+        data = ScviDataModule(paths, LinearSCVI, **BATCHES, batch_size=32)
+        model, path = made(data.new_model), tmp_path / "model"
+        train(model, data, 1)
+        model.save(path)
+        loaded = LinearSCVI.load(path, data.anndata(range(20)))
+        np.testing.assert_array_equal(
+            loaded.get_latent_representation(dataloader=data.inference_dataloader()),
+            model.get_latent_representation(dataloader=data.inference_dataloader()),
+        )
+        assert loaded.get_loadings().shape == (N_GENES, SMALL["n_latent"])
+        for each in (model, loaded):
+            assert each.get_loadings().index.tolist() == in_memory.var_names.tolist()
+        with pytest.raises((ValueError, AttributeError), match=r"zero-size|is_view"):
+            model.get_latent_representation()  # it has no cells of its own
+
+    def test_accessible_regions(self, paths, tmp_path):
+        if "datamodule" not in inspect.signature(PEAKVI.train).parameters:
+            pytest.skip("new in scvi-tools 1.5")
+        data = ScviDataModule(paths, PEAKVI, **BATCHES, batch_size=70)
+        model = data.new_model()
+        train(model, data, 1, early_stopping=False)  # which is its default there
+        model.save(tmp_path / "model")
+        loader = data.inference_dataloader()
+        latent = model.get_latent_representation(dataloader=loader)
+        assert len(latent) == N_CELLS
+        loaded = PEAKVI.load(tmp_path / "model", data.anndata(range(60)))
+        again = loaded.get_latent_representation(dataloader=loader)
+        np.testing.assert_array_equal(again, latent)
+
     def test_samples_and_their_effects(self, paths, in_memory):
         keys = BATCHES | {"sample_key": "donor"}
         own = MRVI(set_up(MRVI, in_memory, **keys))
@@ -429,7 +470,7 @@ class TestOtherModels:
 @pytest.mark.slow
 def test_cells_that_are_read_are_mapped_onto_a_reference(paths, in_memory, tmp_path):
     data = ScviDataModule(paths, **BATCHES, batch_size=64)
-    reference = made(SCVI, registry=data.registry)
+    reference = made(data.new_model)
     train(reference, data, 1)
     reference.save(tmp_path / "reference")
     adata = cells(90, seed=1, plates=("p9", "p2"))[:, ::-1].copy()  # in another order
@@ -453,8 +494,7 @@ class TestResume:
     def test_lightning_goes_on_exactly(self, paths, tmp_path, keys, num_workers):
         def fit(watching, checkpoint=None):
             data = ScviDataModule(paths, **keys, batch_size=32, num_workers=num_workers)
-            semi_supervised = {"datamodule": data} if keys else {}
-            model = made(SCANVI if keys else SCVI, registry=data.registry, **semi_supervised)
+            model = made(data.new_model)
             with contextlib.suppress(KeyboardInterrupt, SystemExit):
                 train(model, data, 3, watching=watching, ckpt_path=checkpoint)
             return watching
@@ -520,9 +560,16 @@ class TestSettings:
         assert len(sizes) == -(-N_CELLS // batch_size) - (N_CELLS % batch_size == 1)
         assert min(sizes) > 1
 
+    @pytest.mark.parametrize("keys", [{}, {"labels_key": "cell_type", "unlabeled_category": "B"}])
+    def test_how_long_the_training_waited(self, paths, keys):
+        data = ScviDataModule(paths, **keys, batch_size=32)
+        train(made(data.new_model), data, 2)
+        done = data.statistics()
+        assert done.n_minibatches == (28 if keys else 14)
+        assert 0 < done.waiting_share < 1
+
 
 MISTAKES = [
-    ({"model": LinearSCVI}, ParameterError, "LinearSCVI takes no registry, .*anndata"),
     ({"batch_key": "plte"}, ColumnError, "obs has no column 'plte'"),
     ({"layer": "count"}, Exception, "layers/count"),
     ({"sample_key": "donor"}, ParameterError, "SCVI takes no `sample_key`; leave it out"),
@@ -580,5 +627,5 @@ class TestMistakes:
             ScviDataModule(paths).inference_dataloader([3, 1])
         with pytest.warns(UserWarning, match="does not contain unnormalized count data"):
             ScviDataModule(paths)
-        with pytest.raises(ParameterError, match="TOTALVI takes no registry"):
+        with pytest.raises(ParameterError, match="use another model"):
             ScviDataModule(paths, scvi.model.TOTALVI, layer="counts")

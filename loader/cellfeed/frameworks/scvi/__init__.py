@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cellfeed import sampling
+from cellfeed import qc_metrics, sampling
 from cellfeed.collection import Collection, open_collection
-from cellfeed.dataset import CellDataset
+from cellfeed.dataset import CellDataset, Statistics
 from cellfeed.extending import (
     ColumnError,
     FormatError,
@@ -49,6 +49,7 @@ _N_CHECKED = 100  # cells by which scvi-tools tells whether values are counts
 _N_OF_CATEGORY = 3  # with fewer cells of a category, scvi-tools warns
 _DISCRETE = ("batch", "labels", "extra_categorical_covs", "ind_x")  # others are float32 there
 _KEYS = ("batch_key", "labels_key", "sample_key")
+_OBSERVED = "use_observed_lib_size"
 _OF_READING = ("read_options", "transform_threads")
 _NOT_TAKEN = ("as_torch", "batch_transform", "dense", "dtype", "fetch_transform", "transform")
 
@@ -114,8 +115,8 @@ class ScviDataModule(_Base):  # type: ignore[misc]
     ColumnError
         A column is missing, was not opened, or has no value for a cell to be read.
     ParameterError
-        The model takes no registry, or not one of the keys, registers data that do not come from
-        X, a layer or obs, a parameter is invalid, or a rank has a single cell to train on.
+        The model does not take one of the keys, registers data that do not come from X, a layer or
+        obs, a parameter is invalid, or a rank has a single cell to train on.
 
     Warns
     -----
@@ -184,10 +185,12 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         self._autotune, self._batch_size, self._num_workers = autotune, batch_size, num_workers
         self._train_rows, self._val_rows = _two_parts(split)
         self.dataset = self._dataset_to_train(strategy, self._train_rows)
+        self._labelled_train: CellDataset | None = None
         self._loader: Any = self._loader_of(self.dataset, is_persistent=True)
         rows = self._labelled(getattr(self.dataset.strategy, "indices", None))
         if rows is not None:
-            labelled = self._loader_of(self._dataset_to_train(None, rows), is_persistent=True)
+            self._labelled_train = self._dataset_to_train(None, rows)
+            labelled = self._loader_of(self._labelled_train, is_persistent=True)
             self._loader = _WithLabelled(self._loader, labelled)
 
     # What scvi-tools asks of a data module.
@@ -304,12 +307,69 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         """
         self._loader.load_state_dict(_part_of(state_dict, "train"))
 
+    def statistics(self) -> Statistics:
+        """Return counts and times of the training; see `CellDataset.statistics`.
+
+        ``waiting_share`` is the share of its time that the training waited for minibatches.
+        """
+        every = self.dataset.statistics()
+        if self._labelled_train is None:
+            return every
+        labelled = self._labelled_train.statistics()
+        both, waited = every + labelled, labelled.waiting
+        return replace(both, training=every.training - waited)
+
     def __reduce__(self) -> Any:
         # SCANVI is saved with the data module that it was made with, and loaded with what it then
         # asks of that one.
         labels = None if self._unlabelled is None else self._mapping("labels")
         state = {"registry": {"setup_method_name": "setup_anndata"}, "labels": labels}
         return SimpleNamespace, (), state
+
+    # Models.
+
+    def new_model(self, **parameters: Any) -> Any:
+        """Return a new model of the class of this data module.
+
+        This also makes models whose class takes no registry, such as `scvi.model.LinearSCVI`, and
+        those with ``use_observed_lib_size=False``, for which all cells are read once: the prior of
+        the log library size has the mean and variance of each batch.
+
+        Parameters
+        ----------
+        **parameters
+            Parameters of the class, such as ``n_latent``.
+        """
+        takes = inspect.signature(self._model).parameters
+        is_observed = parameters.get(
+            _OBSERVED, takes[_OBSERVED].default if _OBSERVED in takes else 1
+        )
+        if "datamodule" in takes:
+            parameters["datamodule"] = self
+        if "registry" in takes and is_observed:
+            return self._model(registry=self.registry, **parameters)
+        parameters.pop("datamodule", None)
+        model = _without_cells(self._model(self._manager.adata, **parameters), self.registry)
+        if not is_observed and "size_factor_key" not in self._setup:
+            means, variances = map(torch.from_numpy, self._log_library_sizes())
+            model.module.library_log_means.copy_(means)
+            model.module.library_log_vars.copy_(variances)
+        return model
+
+    def _log_library_sizes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return mean and variance of the log counts of cells, each of shape (1, n_batches).
+
+        As in scvi-tools, logarithms are float32, cells without counts have 0, and batches without
+        cells 0 and 1.
+        """
+        totals = qc_metrics(self.collection, element=self._element)[0]["total_counts"]
+        logs = np.log(totals.where(totals > 0, 1.0).to_numpy(np.float32))
+        batches = self._codes("batch")
+        priors = np.tile([[0.0], [1.0]], len(self._mapping("batch")))
+        for batch in np.unique(batches):
+            of_batch = logs[batches == batch]
+            priors[:, batch] = of_batch.mean(), of_batch.var()
+        return priors[:1], priors[1:]
 
     def anndata(self, rows: ArrayLike | slice, *, obs: Sequence[str] = ()) -> AnnData:
         """Read cells into memory, for methods of a model that take an ``adata``.
@@ -722,20 +782,24 @@ def _opened(collection: Any, element: str, setup: Mapping[str, Any]) -> Collecti
     return collection
 
 
-# Models of scvi-tools.
+# Cells and models of scvi-tools.
+
+
+def _without_cells(model: Any, registry: Mapping[str, Any]) -> Any:
+    """Return a model without its cells, so that methods must be given some; it keeps the genes."""
+    model._adata, model._adata_manager = model.adata[:0].copy(), None  # noqa: SLF001 - no other way
+    model.registry_ = registry
+    return model
 
 
 def _require_taken(model: Any, setup: Mapping[str, Any]) -> None:
-    """Check that a model takes a registry, and the keys that it takes.
+    """Check the keys that a model takes.
 
     Raises
     ------
     ParameterError
-        It takes no registry or not one of the keys, or needs another key.
+        It does not take one of them, or needs another.
     """
-    if "registry" not in inspect.signature(model).parameters:
-        msg = f"{model.__name__} takes no registry, so that it trains on cells in memory alone"
-        raise ParameterError(f"{msg}; read them with `ScviDataModule(...).anndata(rows)`")
     takes = inspect.signature(model.setup_anndata).parameters
     needs = [
         name
