@@ -164,7 +164,8 @@ def test_a_fork_may_read_where_a_thread_of_its_parent_does():
     held = threading.Thread(target=source.reading.__enter__)
     held.start()
     held.join()
-    child = multiprocessing.get_context("fork").Process(target=source.reading.__enter__)
+    fork = multiprocessing.get_context("fork")
+    child = fork.Process(target=lambda: source.reading.__enter__())  # noqa: PLW0108 - of the fork
     child.start()
     child.join(60)
     assert child.exitcode == 0
