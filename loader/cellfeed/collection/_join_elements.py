@@ -43,8 +43,9 @@ def side_by_side(read: Callable[[Any], _Read], items: Sequence[Any]) -> Iterator
     items
         Items with a location. Local ones are read one after another.
     """
-    if not any(item.location.is_remote for item in items):
-        yield from map(read, items)
+    # One after another in this thread, which Ctrl-C interrupts.
+    if len(items) == 1 or not any(item.location.is_remote for item in items):
+        yield from (outside_lock(partial(read, item)) for item in items)
         return
     with cancellable_threads(_AT_ONCE, "cellfeed-open") as threads:
         yield from prefetched(

@@ -144,7 +144,9 @@ def _read(path: Path, element: str) -> Any:
         return ad.io.read_elem(file[element])
 
 
-def write_files(folder: Path, rewrite: Callable[..., None]) -> list[File]:
+def write_files(
+    folder: Path, rewrite: Callable[..., None], *, are_distinct: bool = False
+) -> list[File]:
     """Write `N_ALIKE` files with the same genes in any order, and `N_OTHERS` with others, too."""
     rng, files = np.random.default_rng(0), []
     for number in range(N_ALIKE + N_OTHERS):
@@ -165,7 +167,7 @@ def write_files(folder: Path, rewrite: Callable[..., None]) -> list[File]:
                 str(rng.choice(["int32", "int64"])),
                 big_endian=(is_big_endian := bool(rng.random() < 0.2)),
                 unsorted=bool(rng.random() < 0.5),
-                twice=not is_big_endian and bool(rng.random() < 0.3),
+                twice=not is_big_endian and bool(rng.random() < 0.3) and not are_distinct,
                 seed=number * len(COLUMNS),
                 largest=20,  # a row of these, added up, is a uint8
             )

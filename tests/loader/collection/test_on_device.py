@@ -46,7 +46,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory, replace):
-    return write_files(tmp_path_factory.mktemp("files"), replace)
+    return write_files(tmp_path_factory.mktemp("files"), replace, are_distinct=True)
 
 
 @pytest.mark.slow

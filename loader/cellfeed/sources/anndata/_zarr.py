@@ -69,18 +69,18 @@ def open_group(location: Location, absolute: Path | None = None) -> zarr.Group:
         It is not a zarr group, or its metadata is damaged.
     """
     decode.expect_numcodecs()
-    what, remedy = f"{location}: cannot be opened as a zarr group", "give a zarr store of AnnData"
     if location.path is not None:
-        with failures_named(what, remedy):
+        what = f"{location}: cannot be opened as a zarr group"
+        with failures_named(what, "give a zarr store of AnnData"):
             store = _local_store()(absolute or location.path.absolute(), read_only=True)
             # Arrays may have been written anew since their metadata were consolidated.
             return zarr.open_group(store, mode="r", use_consolidated=False)
-    with (
-        damage_named(location, "obs"),
-        failures_named(what, remedy, (FileNotFoundError, KeyError)),
-    ):
+    with damage_named(location, "obs"):
         store, path = store_of(location)
-        return zarr.open_group(store, path=path, mode="r")
+        try:
+            return zarr.open_group(store, path=path, mode="r")
+        except (FileNotFoundError, KeyError) as error:
+            raise FormatError(f"{location}: is not a zarr group; check the URL") from error
 
 
 @cache
