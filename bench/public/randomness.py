@@ -18,15 +18,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cellfeed import BlockShuffling, EpochPlan, Streaming
-from cellfeed.sampling import (
+from cellfeed import (
+    BlockShuffling,
     BlockWeightedSampling,
-    ChunkedRows,
-    ChunkStarts,
     ClassBalancedSampling,
+    EpochPlan,
     GroupedSampling,
     SamplingStrategy,
+    Streaming,
 )
+from cellfeed.sampling import ChunkedRows, ChunkStarts
 from cellfeed.synthetic import plate_sizes
 
 # What SLAF publishes its scores for.

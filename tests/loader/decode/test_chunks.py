@@ -203,10 +203,9 @@ class TestGroups:
         assert groups[0].data_start >= n * 4
         assert groups[0].n_bytes == groups[0].data_start + 4 * n
 
-    @pytest.mark.parametrize(("n", "n_columns"), [(2**31, 10), (10, 2**31)])
-    def test_of_more(self, n, n_columns):
-        with pytest.raises(ParameterError, match="both must be below 2\\^31; read fewer rows"):
-            self.laid_out(n, n_columns)
+    def test_of_more(self):
+        with pytest.raises(ParameterError, match=r"too many .* fewer than 2\^31; read fewer rows"):
+            self.laid_out(2**31, 10)
 
 
 GAP = 1 << 14  # bytes that are read in vain rather than left out
