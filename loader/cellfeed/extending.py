@@ -27,19 +27,20 @@ from cellfeed._errors import (
 )
 from cellfeed._lazy import ad, pd, sp
 from cellfeed._progress import ProgressLine
-from cellfeed.machine import usable_cpu_count
 
 if typing.TYPE_CHECKING:
     from cellfeed._compiled import compile_everything, compiled
     from cellfeed._torch import require_torch, torch
+    from cellfeed.machine import usable_cpu_count
     from cellfeed.rows._minibatch import csr_tensor
 else:
-    _MODULE_OF = {  # which import numba or PyTorch
+    _MODULE_OF = {  # which import numba, PyTorch or psutil
         "compile_everything": "cellfeed._compiled",
         "compiled": "cellfeed._compiled",
         "require_torch": "cellfeed._torch",
         "torch": "cellfeed._torch",
         "csr_tensor": "cellfeed.rows._minibatch",
+        "usable_cpu_count": "cellfeed.machine",
     }
 
     def __getattr__(name: str) -> typing.Any:
