@@ -22,7 +22,7 @@ STARTS = {
     "import cellfeed": "import cellfeed",
     "all of cellfeed": "from cellfeed import *",
     "autotune --help": AUTOTUNE.format(["--help"]),
-    "cellfeed --help": "from cellfeed.console._cli import main; main(['--help'])",
+    "cellfeed --help": "from cellfeed.commands import main; main(['--help'])",
     "autotune explain --help": AUTOTUNE.format(["explain", "--help"]),
     "autotune show": AUTOTUNE.format(["show"]),
 }

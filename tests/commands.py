@@ -21,7 +21,7 @@ def autotune(*arguments: object) -> Result:
 
 
 def cellfeed(*arguments: object) -> Result:
-    from cellfeed.console._cli import main  # noqa: PLC0415
+    from cellfeed.commands import main  # noqa: PLC0415
 
     return run(main, *arguments)
 

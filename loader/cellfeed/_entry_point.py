@@ -5,4 +5,4 @@ from cellfeed.interrupts import run_command
 
 def main() -> None:
     """Run the command."""
-    run_command("cellfeed.console._cli")
+    run_command("cellfeed.commands")

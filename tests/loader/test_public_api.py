@@ -24,6 +24,7 @@ PUBLIC_MODULES = {
     "cellfeed": {
         "bytes",
         "collection",
+        "commands",
         "console",
         "dataset",
         "decode",

@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
 
-TUNER, LOADER = "cellfeed_tuner._commands._autotune_cli", "cellfeed.console._cli"
+TUNER, LOADER = "cellfeed_tuner._commands._autotune_cli", "cellfeed.commands"
 # Runs commands in one process that has imported nothing, and tells of each how it ended, its last
 # line of error, and the packages that are imported by then.
 RUN = """

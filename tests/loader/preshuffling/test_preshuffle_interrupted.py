@@ -175,7 +175,7 @@ def stop(stage, done, total):
         signal.raise_signal(signal.SIGINT)
 
 cellfeed.preshuffle = lambda *given, **options: write(*given, **options | {"on_progress": stop})
-from cellfeed.console._cli import main
+from cellfeed.commands import main
 main()
 """
 

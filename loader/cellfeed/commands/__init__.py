@@ -15,6 +15,8 @@ import cellfeed
 from cellfeed.console import ByteSize, OneLineErrorGroup, format_bytes, interrupted
 from cellfeed.extending import ProgressLine
 
+__all__ = ["main"]
+
 _STAGES = {"write": "Writing cells", "check": "Checking parts"}
 
 
