@@ -67,7 +67,7 @@ demo: $(DEMO)
 test: $(TEST)
 	+@$(MAKE) --keep-going --no-print-directory check light-tests
 
-# Everything, and that tests without a mark stay light.
+# Everything.
 test-all: $(COMPLETE)
 	+@$(MAKE) --keep-going --no-print-directory format lint types-all tests
 
@@ -97,9 +97,10 @@ test-core: $(TEST)
 	$(PYTEST) --hypothesis-profile=quick -m 'not (slow or process or server or docs)' \
 		$(CORE:%=tests/loader/%) $(PYTEST_OPTIONS)
 
+# Lists those that take longest; the heaviest should be marked `slow`.
 light-tests: $(TEST)
 	$(PYTEST) --hypothesis-profile=quick -m 'smoke or not (slow or process or server or docs)' \
-		$(PYTEST_OPTIONS)
+		--durations=20 --durations-min=2 $(PYTEST_OPTIONS)
 
 # TileDB runs in its own process: tiledbsoma has crashed now and then beside other tests.
 SOMA = $(wildcard tests/loader/storages/soma/test_*.py)
@@ -108,7 +109,7 @@ SOMA = $(wildcard tests/loader/storages/soma/test_*.py)
 tests: tests-but-soma tests-soma
 
 tests-but-soma: $(COMPLETE)
-	$(PYTEST) --light-seconds=1 $(SOMA:%=--ignore=%) $(if $(MARKS),-m '$(MARKS)') $(PYTEST_OPTIONS)
+	$(PYTEST) $(SOMA:%=--ignore=%) $(if $(MARKS),-m '$(MARKS)') $(PYTEST_OPTIONS)
 
 tests-soma: $(COMPLETE)
 	$(PYTEST) --numprocesses=1 $(SOMA) $(if $(MARKS),-m '$(MARKS)') $(PYTEST_OPTIONS) $(if $(MARKS),|| [ $$? = 5 ])

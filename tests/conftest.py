@@ -37,10 +37,6 @@ settings.load_profile("cellfeed")
 N_CELLS_PER_FILE = 1500
 
 
-def pytest_addoption(parser):
-    light.add_option(parser)
-
-
 def pytest_configure(config):
     """Both go for the examples of docstrings, too."""
     config.pluginmanager.register(light)
