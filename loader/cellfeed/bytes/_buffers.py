@@ -30,9 +30,9 @@ _CLASSES_OF_A_DOUBLING = 4  # few, so that minibatches of much the same size tak
 class BufferPool:
     """Allocates pieces of memory, and reuses each when the last array over it is gone.
 
-    Keeping a minibatch keeps the memory of its elements, not that of its fetch. Dropping it makes
-    the memory available to the next fetch, without the system calls and page faults that new memory
-    costs. All methods may be called from any thread.
+    Keeping a minibatch keeps the memory of its elements, not that of other minibatches. Dropping it
+    makes the memory available to the next fetch, without the system calls and page faults that new
+    memory costs. All methods may be called from any thread.
 
     Examples
     --------

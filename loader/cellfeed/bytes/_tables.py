@@ -223,7 +223,7 @@ class FileRecord:
             _keep(_key(self._name, "", self._read_for, "record"), self._tables.copy())
 
 
-_LARGEST_RECORDED = 1 << 20  # bytes; larger tables have a file of their own, which is mapped
+_LARGEST_RECORDED = 1 << 20  # bytes; what is larger is left to `CachedTables`, which maps it
 _END = "\0"
 _unsaved = weakref.WeakSet[FileRecord]()
 

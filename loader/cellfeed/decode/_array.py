@@ -51,7 +51,7 @@ os.register_at_fork(after_in_child=_enter_process)
 
 # The chunk grid of an array.
 
-_LARGEST_BEYOND = 1 << 30  # bytes that a chunk, or a table of chunks, may take beyond its array
+_LARGEST_BEYOND = 1 << 30  # bytes that a chunk, or a table, may take if its array takes less
 _TABLE_BYTES = 16  # of one chunk: where it lies, and how large it is
 _TWO = 2
 _MOST_BYTES = (1 << 63) - 1  # which addresses count
@@ -706,8 +706,8 @@ class Extents:
     counts
         Number of elements in each extent.
     rows
-        Index of each extent's row among the requested rows; those of a row are in order. None if
-        each row is one extent.
+        Index of each extent's row among the requested rows; the extents of a row are in the order
+        of its elements. None if each row is one extent.
     within
         Position of the extent's first element in its row; None if each row is one extent.
     index_firsts

@@ -73,7 +73,9 @@ def array_row(
     placing: int = fields.COPIED,
     column_map: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int64]:
-    """Return the row of the kernels' table of arrays for unencoded elements.
+    """Return the row of the kernels' table of arrays, of an array that is not encoded.
+
+    Codec and size of a chunk are added for one that is.
 
     Parameters
     ----------

@@ -224,7 +224,7 @@ class ChunkReads:
     owners
         The array of each row of ``arrays``.
     crossings
-        Addresses at which the column indices of a row continue from another chunk, int64.
+        Destinations at which the column indices of a row continue from another chunk, int64.
     files
         Numbers of the files of chunks, int64, with their stores.
     keep_alive

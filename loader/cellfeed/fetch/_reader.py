@@ -692,7 +692,7 @@ def fetches_of(
     Each fetch, and its groups of rows, such as minibatches.
     """
     undelivered, budget = deque[Fetch](), ByteBudget(prefetch_bytes)
-    is_waited_for = iter([True])  # the first one, as nothing was prefetched before it
+    is_waited_for = iter([True])  # the first fetch: nothing else is there to deliver
 
     def begun(number: int) -> Future[PlannedRead]:
         with counters.processor_time(Counter.PLANNING):
@@ -720,7 +720,7 @@ def fetches_of(
         finally:
             budget.release(laid_out.requests.expected_bytes)
 
-    # The one that is laid out and not yet read is one of those.
+    # Of `prefetch` fetches, one is laid out, and waits to be read.
     stages = [Stage(begun, prefetch - 1), Stage(laid_out, 1), Stage(read, 1)]
     with reader, in_stages(share.numbers, stages) as groups, budget:
         # `map` drops each group once yielded; a generator expression would keep it.

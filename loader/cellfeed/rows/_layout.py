@@ -438,7 +438,7 @@ class FoundRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The memory of rows that are delivered together.
+    """How rows that are delivered together lie in memory.
 
     Sparse rows are column indices, followed by values; dense rows are in C order; ragged rows are
     concatenated.

@@ -342,7 +342,7 @@ class EpochPlan:
         n_delivered
             Number of minibatches that the rank has already delivered.
         """
-        if n_delivered >= self.n_minibatches:  # also where the last fetch, a short one, ended
+        if n_delivered >= self.n_minibatches:  # the last fetch may be short
             return Share(self, range(0), n_delivered)
         begin = n_delivered // self.fetch_factor + first
         return Share(self, range(begin, self.n_fetches, step), n_delivered)

@@ -87,8 +87,8 @@ def _library_file(module: str) -> str:
 # the output and the chunk's size after decompression; the first byte that is wanted and the one
 # after the last; and addresses of `function_addresses`, of the decompressors of deflate and of
 # Zstandard, and of scratch memory of the size of the output. It returns how many bytes it has
-# decompressed, including those that are wanted, or minus a failure. A chunk whose wanted bytes are
-# damaged is decompressed to its end, which shows the damage.
+# decompressed, at least up to the last that is wanted, or minus a failure. A chunk whose wanted
+# bytes are damaged is decompressed to its end, which shows the damage.
 SIGNATURE = f"int64({', '.join(['int64'] * 10)})"
 
 

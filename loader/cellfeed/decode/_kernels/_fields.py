@@ -55,7 +55,7 @@ UNCOMPRESSED, UNSHUFFLED, ABSENT = 1, 2, 4  # ABSENT: the chunk does not exist; 
 WHOLE_FILE, LOST = 8, 16  # the chunk is its whole file, of at most SIZE bytes; the file is missing
 OWN_FILE = 32  # the file must have the size of an uncompressed chunk
 IN_MEMORY = 64  # the bytes are in memory, at the address OFFSET; FD is unused
-AT_HAND = 128  # they always were: no store reads them
+AT_HAND = 128  # of an array that is in memory: no store reads them
 
 # Columns of a table of segments: elements of a chunk with one destination. WITHIN: position of the
 # first element in its row or range; for PICKED, the address of the positions of its elements in
