@@ -455,8 +455,8 @@ def _names_of(name: str, source: Source) -> NDArray[np.object_]:
     own = stored.var_names()
     if len(own) != stored.shape[1]:
         msg = (
-            f"{source.location}: {stored.var} has {len(own)} rows, but `{name}` has "
-            f"{stored.shape[1]} columns; write the file again with anndata"
+            f"{source.location}: {stored.var} has {len(own)} names, but `{name}` has "
+            f"{stored.shape[1]} columns; write the file again"
         )
         raise FormatError(msg)
     return own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -13,11 +13,20 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from cellfeed._errors import CellfeedError, FormatError, ParameterError, PathError
+import numpy as np
+
+from cellfeed._errors import (
+    CellfeedError,
+    FormatError,
+    ParameterError,
+    PathError,
+    require_one_of,
+)
 from cellfeed.bytes import SCHEMES, Location, has_suffix
-from cellfeed.sources._source import Source
+from cellfeed.rows import Layout
+from cellfeed.sources._source import Source, StoredElement
 
 _ENTRY_POINTS = "cellfeed.sources"
 
@@ -206,8 +215,19 @@ def open_location(storage: Storage, location: Location, elements: Sequence[str])
     ------
     FormatError
         A source lacks an element, or the storage raises it.
+    ParameterError
+        The storage returns something else, or a source does not state what it must.
     """
-    return [select_elements(each, elements) for each in storage.open(location, elements)]
+    opened: Any = storage.open(location, elements)
+    if not isinstance(opened, (list, tuple)):
+        msg = f"{location}: `open` of {storage.name} must return a list of sources, but returned"
+        raise ParameterError(f"{msg} {opened!r}")
+    return [select_elements(each, elements) for each in opened]
+
+
+# What a source and its elements must state.
+_OF_SOURCE = {"location": Location, "elements": dict}
+_OF_ELEMENT = {"shape": tuple, "dtype": np.dtype, "layout": str}
 
 
 def select_elements(source: Source, names: Sequence[str]) -> Source:
@@ -217,17 +237,30 @@ def select_elements(source: Source, names: Sequence[str]) -> Source:
     ------
     FormatError
         It lacks an element.
+    ParameterError
+        It, or one of these elements, does not state what it must.
     """
-    if list(source.elements) == list(names):
-        return source
+    _require_stated(source, _OF_SOURCE)
     for name in names:
         if name not in source.elements:
             there = ", ".join(f"`{each}`" for each in source.elements)
             listed = f"its elements are: {there}" if there else "it has no elements"
             raise FormatError(f"{source.location}: has no `{name}`; {listed}")
+        _require_stated(source.elements[name], _OF_ELEMENT)
+        require_one_of("layout", source.elements[name].layout, get_args(Layout))
+    if list(source.elements) == list(names):
+        return source
     selected = copy(source)
     selected.elements = {name: source.elements[name] for name in names}
     return selected
+
+
+def _require_stated(stating: Source | StoredElement, kinds: Mapping[str, type]) -> None:
+    for name, kind in kinds.items():
+        value = getattr(stating, name, None)
+        if not isinstance(value, kind):
+            msg = f"`{name}` of `{type(stating).__name__}` must be a `{kind.__name__}`, but is"
+            raise ParameterError(f"{msg} {value!r}")
 
 
 def _all() -> Iterator[Storage]:

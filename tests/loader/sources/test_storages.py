@@ -105,6 +105,33 @@ def test_a_collection_of_no_sources(given):
         Collection(given)
 
 
+@pytest.mark.parametrize(
+    ("changed", "value", "said"),
+    [
+        ("shape", None, "`shape` of `Rows` must be a `tuple`, but is None"),
+        ("dtype", "float32", "`dtype` of `Rows` must be a `dtype`, but is 'float32'"),
+        ("layout", None, "`layout` of `Rows` must be a `str`, but is None"),
+        ("layout", "Dense", "`layout` must be one of 'csr', 'dense', 'ragged', but got 'Dense'"),
+        ("location", "a", "`location` of `Arriving` must be a `Location`, but is 'a'"),
+        ("elements", None, "`elements` of `Arriving` must be a `dict`, but is None"),
+    ],
+)
+def test_what_a_source_does_not_state(changed, value, said):
+    (source,) = open_arriving(Location("test-url://a"), ["X"])
+    stating = source if hasattr(source, changed) else source.elements["X"]
+    setattr(stating, changed, value)
+    register(Storage(name="test URLs", open=lambda *_: [source], schemes=("test-url",)))
+    with pytest.raises(ParameterError, match=f"^{re.escape(said)}$"):
+        open_collection("test-url://a")
+
+
+def test_an_open_that_returns_no_list():
+    register(Storage(name="test URLs", open=lambda *_: None, schemes=("test-url",)))
+    said = "test-url://a: `open` of test URLs must return a list of sources, but returned None"
+    with pytest.raises(ParameterError, match=f"^{re.escape(said)}$"):
+        open_collection("test-url://a")
+
+
 def test_an_element_that_is_not_there():
     message = "test-url://a: has no `layers/counts`; its elements are: `X`"
     with pytest.raises(FormatError, match=f"^{re.escape(message)}$"):
@@ -186,6 +213,17 @@ class WithoutColumns(Arriving):
 
     def read_obs(self, columns):
         return pd.DataFrame({"plate": ["x"] * 3})
+
+
+class WithoutFrame(WithoutColumns):
+    def read_obs(self, columns):
+        return {"plate": ["x"] * 3, "drug": ["y"] * 3}
+
+
+def test_a_source_whose_obs_is_no_data_frame():
+    source = WithoutFrame(Location("test-url://cells"), {"X": Rows(MATRIX, ["a", "b", "c", "d"])})
+    with pytest.raises(FormatError, match="`read_obs` must return a data frame, but returned dict"):
+        _ = open_collection(source, obs=["plate"]).obs["plate"]
 
 
 def test_a_source_that_leaves_out_a_column():
