@@ -20,7 +20,7 @@ from cellfeed.sampling import (
     sorted_indices,
 )
 from cellfeed.strategies._cells import LabelledCells, require_length, sorted_with
-from cellfeed.strategies._weighted import EvenMasses, systematic_points
+from cellfeed.strategies._weighted import EvenMasses, systematic_counts
 
 Leftover = Literal["drop", "pad"]
 Integers = NDArray[np.int64]
@@ -135,11 +135,10 @@ class GroupedSampling(LabelledCells):
         if self.weights is not None:
             # How often each group is drawn: its expected number, rounded up or down.
             (drawn,) = np.nonzero(counts)
-            masses, key = EvenMasses(drawn.size), derive_key(epoch_key, _GROUPS)
-            points = systematic_points(
-                masses.total, total, np.zeros(1, np.int64), np.arange(total), key
+            masses, counts = EvenMasses(drawn.size), np.zeros_like(counts)
+            counts[drawn] = systematic_counts(
+                masses.starts(np.arange(drawn.size + 1)), total, derive_key(epoch_key, _GROUPS)
             )
-            counts = np.bincount(drawn[masses.at(points)], minlength=counts.size)
         bounds = np.concatenate([[0], np.cumsum(counts)])  # of the sets of each group
         permute = Permutation(total, derive_key(epoch_key, _SET_ORDER))
 

@@ -161,33 +161,6 @@ Masses = EvenMasses | CellMasses
 _START, _OFFSET = range(2)
 
 
-def systematic_points(total: int, n: int, rounds: Integers, draws: Integers, key: int) -> Integers:
-    """Return equidistant points on a line from random starts, one for each draw of a round.
-
-    Points ascend with the number of the draw.
-
-    Parameters
-    ----------
-    total
-        Length of the line, at least ``n``.
-    n
-        Number of draws in a round.
-    rounds
-        Number of the round of each draw, shape (n_points,), or (1,) for all; each has its start.
-    draws
-        Numbers of draws in their rounds, values in [0, n), shape (n_points,).
-    key
-        Key from which, with the number of the round, all randomness is computed.
-    """
-    step, extra = divmod(total, n)
-    distinct, place = np.unique(rounds, return_inverse=True)
-    keys = [derive_key(key, _START, each) for each in distinct.tolist()]
-    starts = np.array([random_below(each, total) for each in keys], np.int64)[place]
-    # From the start, which a longer distance precedes.
-    numbers = draws - np.maximum(0, (starts - extra) // step)
-    return starts + numbers * step - extra * (numbers < 0)
-
-
 def systematic_draws(
     masses: Masses, n: int, rounds: Integers, draws: Integers, key: int, block_size: int
 ) -> Integers:
@@ -209,12 +182,24 @@ def systematic_draws(
     ----------
     masses
         The cells and their weights.
-    n, rounds, draws, key
-        See `systematic_points`.
+    n
+        Number of draws in a round.
+    rounds
+        Numbers of rounds, shape (n_cells,); each has its own random start.
+    draws
+        Numbers of draws in their rounds, values in [0, n), shape (n_cells,).
+    key
+        Key from which, with the number of the round, all randomness is computed.
     block_size
         Number of draws that should be neighbours in storage.
     """
-    points, step = systematic_points(masses.total, n, rounds, draws, key), masses.total // n
+    step, extra = divmod(masses.total, n)
+    distinct, place = np.unique(rounds, return_inverse=True)
+    keys = [derive_key(key, _START, each) for each in distinct.tolist()]
+    starts = np.array([random_below(each, masses.total) for each in keys], np.int64)[place]
+    # From the start, which a longer distance precedes.
+    numbers = draws - np.maximum(0, (starts - extra) // step)
+    points = starts + numbers * step - extra * (numbers < 0)
     size = min(block_size, n) * step
     # A stretch has the cells that begin in it.
     stretches = masses.starts(masses.at(points)) // size
@@ -233,6 +218,23 @@ def systematic_draws(
     moved = np.minimum(offsets.astype(np.int64), sizes - 1)
     moved += np.where(is_moved, (points - starts) // step * spacing, 0)
     return masses.at(np.where(is_moved, starts + moved % sizes, points))
+
+
+def systematic_counts(bounds: Integers, n: int, key: int) -> Integers:
+    """Return how often each interval is drawn in round 0, by points that stay where they are.
+
+    Parameters
+    ----------
+    bounds
+        Where consecutive intervals of a line begin, and the end of the last, shape (n_counts + 1,).
+    n, key
+        See `systematic_draws`.
+    """
+    total = int(bounds[-1])
+    step, extra = divmod(total, n)
+    start = random_below(derive_key(key, _START, 0), total)
+    after, before = (-((each - bounds) // step) for each in (start, start - extra))
+    return np.diff(np.clip(after, 0, n) + np.minimum(before, 0))
 
 
 # Purposes of the random streams of one epoch.
