@@ -443,8 +443,8 @@ class Collection:
     def where(self, query: str) -> NDArray[np.int64]:
         """Return the rows whose obs fulfil a condition, ascending, int64, shape (n_selected,).
 
-        pandas evaluates the condition, for part of the rows at a time, and missing values compare
-        as they do in pandas.
+        pandas evaluates the condition, and missing values compare as they do in pandas. This takes
+        some 10 bytes a row besides the columns.
 
         Parameters
         ----------
@@ -472,7 +472,7 @@ class Collection:
         >>> open_collection(path).where("plate == 'b'")
         array([1, 2])
         """
-        return rows_where(query, self.read_obs, len(self))
+        return rows_where(query, self.read_obs)
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -6,8 +6,9 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
-from itertools import filterfalse, pairwise
+from itertools import filterfalse, starmap
 from numbers import Number
 from operator import methodcaller
 from typing import Any, Literal, NoReturn, TypeVar, get_args
@@ -291,7 +292,7 @@ def _differ(integers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
     return differ
 
 
-# Queries: comparisons, which pandas carries out for some rows at a time.
+# Queries: comparisons, which pandas carries out.
 
 _QUOTED = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|`([^`]+)`""")
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -304,12 +305,10 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.In: lambda column, values: column.isin(values),
     ast.NotIn: lambda column, values: ~column.isin(values),
 }
-_ROWS_AT_ONCE = 1 << 18
-_MOST_SHOWN = 200
 
 
 def rows_where(
-    query: str, read: Callable[[Sequence[str]], Mapping[str, ObsColumn]], n_rows: int
+    query: str, read: Callable[[Sequence[str]], Mapping[str, ObsColumn]]
 ) -> NDArray[np.int64]:
     """Return the rows where a condition holds, ascending; where it is missing, it does not.
 
@@ -319,8 +318,6 @@ def rows_where(
         The condition, such as ``"cell_type == 'B' and n_counts > 500"``.
     read
         Returns all rows of the columns in it.
-    n_rows
-        The number of rows.
 
     Raises
     ------
@@ -328,11 +325,7 @@ def rows_where(
         The query has something other than columns, constants, comparisons, ``and``, ``or``,
         ``not`` and ``in`` with lists of constants; or pandas cannot compare the columns.
     """
-    if not isinstance(query, str):
-        msg = f"a query must be text, such as \"cell_type == 'B'\", but got {query!r}"  # type: ignore[unreachable]
-        raise ParameterError(msg)
-    shown = query if len(query) <= _MOST_SHOWN else query[:_MOST_SHOWN] + "..."
-    called = f"query {shown!r}"
+    called = f"query {str(query)[:200]!r}"
     quoted = list[str]()  # names in backticks, by placeholder; text may have backticks, too
 
     def placed(match: re.Match[str]) -> str:
@@ -341,28 +334,21 @@ def rows_where(
 
     try:
         tree = ast.parse(_QUOTED.sub(placed, query).strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        msg = "is not an expression, or too long; write, for example, \"cell_type == 'B'\""
+    except (TypeError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        msg = "is not an expression, or too long; write text such as \"cell_type == 'B'\""
         raise ParameterError(f"{called}: {msg}") from error
     of_placeholder = {f"_quoted_{k}_": name for k, name in enumerate(quoted)}
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     for node in names:
         node.id = of_placeholder.get(node.id, node.id)
     columns = read([*dict.fromkeys(node.id for node in names)])
-    arrays = {name: _array_of(column) for name, column in columns.items()}
-    found = [np.empty(0, np.int64)]
-    for start in range(0, n_rows, _ROWS_AT_ONCE):
-        part = slice(start, start + _ROWS_AT_ONCE)
-        some = {name: pd.Series(each[part]) for name, each in arrays.items()}
-        try:
-            holds = _where(tree, some).to_numpy(dtype=bool, na_value=False)
-        except ParameterError as error:
-            raise ParameterError(f"{called}: {error}") from error
-        except Exception as error:  # whatever pandas raises of a dtype
-            msg = f"{called}: pandas cannot evaluate it: {one_line(error)}"
-            raise ParameterError(msg) from error
-        found.append(np.flatnonzero(holds) + start)
-    return np.concatenate(found)
+    series = {name: pd.Series(_array_of(each), copy=False) for name, each in columns.items()}
+    try:
+        holds = _where(tree, series).to_numpy(dtype=bool, na_value=False)
+    except Exception as error:  # also whatever pandas raises of a dtype
+        reason = "" if isinstance(error, ParameterError) else "pandas cannot evaluate it: "
+        raise ParameterError(f"{called}: {reason}{one_line(error)}") from error
+    return np.flatnonzero(holds)
 
 
 def _where(node: ast.expr, columns: Mapping[str, Any]) -> Any:
@@ -379,38 +365,37 @@ def _where(node: ast.expr, columns: Mapping[str, Any]) -> Any:
                 raise ParameterError(msg)
             return columns[name]
         case ast.Compare(left=left, ops=ops, comparators=right):
-            pairs = zip(ops, pairwise([left, *right]), strict=True)
-            return reduce(operator.and_, (_compared(*each, columns) for each in pairs))
-    raise _not_allowed(node)
-
-
-def _compared(sign: ast.cmpop, sides: tuple[ast.expr, ast.expr], columns: Mapping[str, Any]) -> Any:
-    """Return where a comparison of two expressions holds."""
-    left, right = (_value(node, columns) for node in sides)
-    are_columns = [isinstance(each, pd.Series) for each in (left, right)]
-    constants = [each for each in (left, right) if not isinstance(each, pd.Series)]
-    if isinstance(sign, ast.In | ast.NotIn):
-        if not are_columns[0] or not isinstance(right, list | tuple):
-            msg = "`in` takes a column and a list of constants, such as ['a', 'b']"
-            raise ParameterError(msg)
-        constants = [*right]
-    are_known = all(isinstance(each, bool | int | float | str) for each in constants)
-    if type(sign) not in _COMPARISONS or not are_known or not any(are_columns):
-        raise _not_allowed(ast.Compare(sides[0], [sign], [sides[1]]))
-    return _COMPARISONS[type(sign)](left, right)
+            values = [_value(each, columns) for each in (left, *right)]
+            compared = [*zip(map(type, ops), values[:-1], values[1:], strict=True)]
+            if all(starmap(_may_compare, compared)):
+                found = (_COMPARISONS[sign](*sides) for sign, *sides in compared)
+                return reduce(operator.and_, found)
+    msg = (
+        f"{ast.unparse(node)[:80]!r} is not allowed; use comparisons of columns with columns and "
+        "constants, and, or, not, in ['a', 'b']; for others, compare `read_obs` with NumPy"
+    )
+    raise ParameterError(msg)
 
 
 def _value(node: ast.expr, columns: Mapping[str, Any]) -> Any:
-    try:
-        return columns[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
-    except ValueError as error:
-        raise _not_allowed(node) from error
+    """Return a column, or a constant or a list of them; None for anything else."""
+    if isinstance(node, ast.Name):
+        return columns[node.id]
+    with suppress(ValueError):
+        return ast.literal_eval(node)
+    return None
 
 
-def _not_allowed(node: ast.expr) -> ParameterError:
-    return ParameterError(
-        f"{ast.unparse(node)[:80]!r} is not allowed; use comparisons of columns with columns "
-        "and constants, and, or, not, in [...]; for others, compare `read_obs` with NumPy"
+def _may_compare(sign: type[ast.cmpop], left: Any, right: Any) -> bool:
+    """Return whether a sign compares columns with each other, constants, or a list of them."""
+    is_list = isinstance(right, list | tuple)
+    values = [left, *right] if is_list else [left, right]
+    constants = [each for each in values if not isinstance(each, pd.Series)]
+    return (
+        sign in _COMPARISONS
+        and is_list == (sign in (ast.In, ast.NotIn))
+        and len(constants) < len(values)
+        and all(isinstance(each, bool | int | float | str) for each in constants)
     )
 
 

@@ -88,6 +88,23 @@ class LabelledCells(SamplingStrategy):
             raise ParameterError(msg)
         return np.asarray(self.labels)
 
+    def codes_of_cells(self) -> NDArray[np.signedinteger[Any]]:
+        """Return the codes of the cells to visit, at least one of which has a label.
+
+        Raises
+        ------
+        ParameterError
+            None has a label, or there are too few codes.
+        """
+        codes = of_cells(self.codes, self.indices, "labels")
+        if codes.max() < 0:
+            msg = (
+                f"`labels` leave nothing to visit, since none of {codes.size:,} cells has a "
+                "label; give some labels"
+            )
+            raise ParameterError(msg)
+        return codes
+
     def bound_to(self, collection: Any) -> Self:
         """Return the strategy with the labels of the obs columns that ``labels`` names."""
         names = self.column_names

@@ -3,7 +3,7 @@
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,8 +19,8 @@ from cellfeed.sampling import (
     random_words,
     sorted_indices,
 )
-from cellfeed.strategies._cells import LabelledCells, of_cells, require_length, sorted_with
-from cellfeed.strategies._weighted import CellMasses, SystematicDraws, masses_of
+from cellfeed.strategies._cells import LabelledCells, require_length, sorted_with
+from cellfeed.strategies._weighted import EvenMasses, systematic_counts
 
 Leftover = Literal["drop", "pad"]
 Integers = NDArray[np.int64]
@@ -124,27 +124,61 @@ class GroupedSampling(LabelledCells):
         """Return the number of cells that an epoch visits, including repeated ones."""
         n_available(self.indices, n_rows)
         require_length("labels", self.codes.size, self.indices, n_rows)
-        return (self.n_sets or int(self._groups.n_sets.sum())) * self.set_size
+        _, _, sets_of_group = self._groups
+        return (self.n_sets or int(sets_of_group.sum())) * self.set_size
 
     def epoch_order(self, *, n_rows: int, epoch_key: int) -> EpochOrder:
         """Return the sets of one epoch, which keep a number for each group."""
-        n_sets = self.n_positions(n_rows) // self.set_size
-        groups = self._groups
-        counts = groups.n_sets
+        total = self.n_positions(n_rows) // self.set_size
+        rows, starts, sets_of_group = self._groups
+        counts = sets_of_group
         if self.weights is not None:
             # How often each group is drawn: its expected number, rounded up or down.
-            masses = CellMasses(masses_of((counts > 0).astype(np.float64)))
-            key = derive_key(epoch_key, _GROUPS)
-            drawn = SystematicDraws(masses=masses, n=n_sets, block_size=1, key=key)
-            counts = drawn.counts(masses.bounds)
-        return _SetOrder(
-            set_size=self.set_size,
-            block_size=self.block_size,
-            groups=groups,
-            bounds=np.concatenate([[0], np.cumsum(counts)]),
-            permute=Permutation(n_sets, derive_key(epoch_key, _SET_ORDER)),
-            key=epoch_key,
-        )
+            (drawn,) = np.nonzero(counts)
+            masses, counts = EvenMasses(drawn.size), np.zeros_like(counts)
+            counts[drawn] = systematic_counts(
+                masses.starts(np.arange(drawn.size + 1)), total, derive_key(epoch_key, _GROUPS)
+            )
+        bounds = np.concatenate([[0], np.cumsum(counts)])  # of the sets of each group
+        permute = Permutation(total, derive_key(epoch_key, _SET_ORDER))
+
+        def rows_at(positions: NDArray[np.int64], /) -> NDArray[np.int64]:
+            slots, within = np.divmod(positions.ravel(), self.set_size)
+            distinct, place = np.unique(slots, return_inverse=True)
+            sets = permute(distinct)
+            groups = np.searchsorted(bounds[:-1], sets, side="right") - 1
+            n_sets = np.maximum(sets_of_group[groups], 1)
+            # A group that has come as often as its cells fill sets begins anew.
+            times, numbers = np.divmod(sets - bounds[groups], n_sets)
+            keys = random_words(derive_key(epoch_key, _BLOCK_ORDER), groups)
+            keys = random_words(
+                derive_key(epoch_key, _BLOCK_ORDER, 1), keys + times.astype(np.uint64)
+            )
+            sizes = np.diff(starts)[groups]
+            # In the order of blocks, in which those of a set follow each other.
+            cells = (numbers * self.set_size)[place] + within
+            # What is left of a group after its last whole set, and repeats cells of its first.
+            is_padded = (sizes >= self.set_size)[place] & (cells >= sizes[place])
+            cells -= np.where(is_padded, sizes[place], 0)
+            blocks, in_block = np.divmod(cells, self.block_size)
+            blocks_per_set = self.set_size // self.block_size
+            n_blocks = np.where(
+                sizes >= self.set_size,
+                np.minimum(n_sets * blocks_per_set, sizes // self.block_size),
+                n_sets * blocks_per_set,
+            )[place]
+            # A block that the group does not fill is the last.
+            is_last = blocks >= n_blocks
+            blocks = np.where(
+                is_last, blocks, permute_within(np.where(is_last, 0, blocks), n_blocks, keys[place])
+            )
+            firsts = random_words(derive_key(epoch_key, _FIRST_CELL), keys)
+            first = (firsts % sizes.astype(np.uint64)).astype(np.int64)[place]
+            cells = first + blocks * self.block_size + in_block
+            found: Integers = rows[starts[groups][place] + cells % sizes[place]].astype(np.int64)
+            return found.reshape(positions.shape)
+
+        return rows_at
 
     def _check_sizes(self) -> None:
         for name in ("set_size", "block_size", *(["n_sets"] if self.n_sets is not None else [])):
@@ -171,20 +205,19 @@ class GroupedSampling(LabelledCells):
             raise ParameterError(msg)
 
     @cached_property
-    def _groups(self) -> "_Groups":
-        """The rows of each group."""
-        codes = self.codes
+    def _groups(self) -> tuple[Rows, Integers, Integers]:
+        """The groups.
+
+        Returns
+        -------
+        Rows, group after group, each group in storage order; the start of each group among them,
+        shape (n_groups + 1,); and the number of sets that each fills, shape (n_groups,).
+        """
+        codes = self.codes_of_cells()
         rows = np.arange(codes.size) if self.indices is None else np.asarray(self.indices)
-        codes = of_cells(codes, self.indices, "labels")
         # 16 bits or less, if there are so few groups, are what NumPy sorts fast.
         numbered = (codes.astype(np.int64) + 1).astype(np.min_scalar_type(int(codes.max()) + 1))
         members = np.argsort(numbered, kind="stable")[np.count_nonzero(codes < 0) :]
-        if not members.size:
-            msg = (
-                f"`labels` leave nothing to visit, since none of {codes.size:,} cells has a "
-                "label; give some labels"
-            )
-            raise ParameterError(msg)
         sizes = np.bincount(codes[members])
         n_sets = sizes // self.set_size
         if self.leftover == "pad":
@@ -205,88 +238,4 @@ class GroupedSampling(LabelledCells):
             )
             warnings.warn(msg, UserWarning, stacklevel=5)
         dtype = np.int32 if int(rows[-1]) < 1 << 31 else np.int64
-        return _Groups(
-            rows=rows[members].astype(dtype),
-            starts=np.concatenate([[0], np.cumsum(sizes)]),
-            n_sets=n_sets,
-        )
-
-
-class _Groups(NamedTuple):
-    """The rows of all groups.
-
-    Parameters
-    ----------
-    rows
-        Rows, group after group, each group in storage order.
-    starts
-        Start of each group in ``rows``, shape (n_groups + 1,).
-    n_sets
-        Number of sets that each group fills, shape (n_groups,).
-    """
-
-    rows: Rows
-    starts: Integers
-    n_sets: Integers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _SetOrder:
-    """Sets in random order.
-
-    Parameters
-    ----------
-    set_size, block_size
-        Number of cells in a set, and how many of them are neighbours in their group.
-    groups
-        The rows of groups.
-    bounds
-        Number of the first set of each group before permutation, shape (n_groups + 1,).
-    permute
-        Order of the sets.
-    key
-        Key derived from the seed and the epoch.
-    """
-
-    set_size: int
-    block_size: int
-    groups: _Groups
-    bounds: Integers
-    permute: Permutation
-    key: int
-
-    def __call__(self, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """Return the rows at the given positions."""
-        slots, within = np.divmod(positions.ravel(), self.set_size)
-        distinct, place = np.unique(slots, return_inverse=True)
-        sets = self.permute(distinct)
-        groups = np.searchsorted(self.bounds[:-1], sets, side="right") - 1
-        n_sets = np.maximum(self.groups.n_sets[groups], 1)
-        # A group that has come as often as its cells fill sets begins anew.
-        times, numbers = np.divmod(sets - self.bounds[groups], n_sets)
-        keys = random_words(derive_key(self.key, _BLOCK_ORDER), groups)
-        keys = random_words(derive_key(self.key, _BLOCK_ORDER, 1), keys + times.astype(np.uint64))
-        sizes = np.diff(self.groups.starts)[groups]
-        # In the order of blocks, in which those of a set follow each other.
-        cells = (numbers * self.set_size)[place] + within
-        # What is left of a group after its last whole set, and repeats cells of its first.
-        is_padded = (sizes >= self.set_size)[place] & (cells >= sizes[place])
-        cells -= np.where(is_padded, sizes[place], 0)
-        blocks, in_block = np.divmod(cells, self.block_size)
-        blocks_per_set = self.set_size // self.block_size
-        n_blocks = np.where(
-            sizes >= self.set_size,
-            np.minimum(n_sets * blocks_per_set, sizes // self.block_size),
-            n_sets * blocks_per_set,
-        )[place]
-        # A block that the group does not fill is the last.
-        is_last = blocks >= n_blocks
-        blocks = np.where(
-            is_last, blocks, permute_within(np.where(is_last, 0, blocks), n_blocks, keys[place])
-        )
-        firsts = random_words(derive_key(self.key, _FIRST_CELL), keys)
-        first = (firsts % sizes.astype(np.uint64)).astype(np.int64)[place]
-        cells = first + blocks * self.block_size + in_block
-        starts = self.groups.starts[groups][place]
-        rows: Rows = self.groups.rows[starts + cells % sizes[place]]
-        return rows.astype(np.int64).reshape(positions.shape)
+        return rows[members].astype(dtype), np.concatenate([[0], np.cumsum(sizes)]), n_sets

@@ -52,13 +52,10 @@ def masses_of(weights: Floats, n_bits: int = _N_BITS) -> Integers:
 
 
 def _rounded_up(weights: Floats, exponent: int) -> Integers:
-    half = exponent // 2  # twice, since 2^exponent may be beyond floats
-    masses = weights * 2.0**half
-    masses *= 2.0 ** (exponent - half)
+    masses = np.ldexp(weights, exponent)
     np.ceil(masses, out=masses)
     np.maximum(masses, weights > 0, out=masses)  # what has underflowed
-    integers: Integers = masses.astype(np.int64)
-    return integers
+    return masses.astype(np.int64)
 
 
 def capped_masses(weights: Floats, n_draws: int) -> Integers:
@@ -90,7 +87,6 @@ def capped_masses(weights: Floats, n_draws: int) -> Integers:
     return masses
 
 
-@dataclass(frozen=True, slots=True)
 class EvenMasses:
     """Cells of equal weight as consecutive intervals on a line, which need no memory.
 
@@ -98,32 +94,28 @@ class EvenMasses:
     ----------
     n
         Number of cells.
+
+    Attributes
+    ----------
+    total
+        Length of the line, above 0.
     """
 
-    n: int
-
-    @property
-    def each(self) -> int:
-        """The mass of a cell."""
-        return 1 << (_N_BITS - self.n.bit_length())
-
-    @property
-    def total(self) -> int:
-        """Length of the line, above 0."""
-        return self.n * self.each
+    def __init__(self, n: int) -> None:
+        self._each = 1 << (_N_BITS - n.bit_length())
+        self.total = n * self._each
 
     def at(self, points: Integers) -> Integers:
-        """Return the cells at points in [0, total)."""
-        return points // self.each
+        """Return the cells at points in [-1, total); -1 at -1."""
+        return points // self._each
 
     def starts(self, cells: Integers) -> Integers:
-        """Return where cells begin, and the total for ``n``."""
-        return cells * self.each
+        """Return where cells begin, and the total for their number."""
+        return cells * self._each
 
-    def largest(self, first: Integers, end: Integers) -> Integers:
+    def largest(self, first: Integers, _end: Integers) -> Integers:
         """Return the largest mass of each range of cells."""
-        del end
-        return np.full(first.shape, self.each)
+        return np.full(first.shape, self._each)
 
 
 class CellMasses:
@@ -133,25 +125,26 @@ class CellMasses:
     ----------
     masses
         The mass of each cell.
+
+    Attributes
+    ----------
+    total
+        Length of the line, above 0.
     """
 
     def __init__(self, masses: Integers) -> None:
-        self.bounds = np.concatenate([[0], np.cumsum(masses)])
+        self._bounds = np.concatenate([[0], np.cumsum(masses)])
+        self.total = int(self._bounds[-1])
         largest = np.maximum.reduceat(masses, np.arange(0, masses.size, _GROUP))
         self._largest = np.append(largest, 0)  # for ranges to the end
 
-    @property
-    def total(self) -> int:
-        """Length of the line, above 0."""
-        return int(self.bounds[-1])
-
     def at(self, points: Integers) -> Integers:
-        """Return the cells at points in [0, total)."""
-        return np.searchsorted(self.bounds, points, side="right") - 1
+        """Return the cells at points in [-1, total); -1 at -1."""
+        return np.searchsorted(self._bounds, points, side="right") - 1
 
     def starts(self, cells: Integers) -> Integers:
-        """Return where cells begin, and the total for ``n``."""
-        return self.bounds[cells]
+        """Return where cells begin, and the total for their number."""
+        return self._bounds[cells]
 
     def largest(self, first: Integers, end: Integers) -> Integers:
         """Return the largest mass of each range of cells, or of its groups of 128 cells."""
@@ -164,13 +157,14 @@ Masses = EvenMasses | CellMasses
 
 # Systematic sampling: a fixed number of draws, each cell in proportion to its weight.
 
-# Purposes of the random streams of one epoch.
+# Purposes of the random streams of the draws.
 _START, _OFFSET = range(2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SystematicDraws:
-    """Draws in storage order, by their numbers.
+def systematic_draws(
+    masses: Masses, n: int, rounds: Integers, draws: Integers, key: int, block_size: int
+) -> Integers:
+    """Return drawn cells, which are in storage order in each round.
 
     Cells are consecutive intervals on a line, each as long as its weight, and equidistant points
     from a random start choose the drawn cells (Madow, "On the theory of systematic sampling, II",
@@ -190,68 +184,57 @@ class SystematicDraws:
         The cells and their weights.
     n
         Number of draws in a round.
-    block_size
-        Number of draws that should be neighbours in storage.
+    rounds
+        Numbers of rounds, shape (n_cells,); each has its own random start.
+    draws
+        Numbers of draws in their rounds, values in [0, n), shape (n_cells,).
     key
         Key from which, with the number of the round, all randomness is computed.
+    block_size
+        Number of draws that should be neighbours in storage.
     """
+    step, extra = divmod(masses.total, n)
+    distinct, place = np.unique(rounds, return_inverse=True)
+    keys = [derive_key(key, _START, each) for each in distinct.tolist()]
+    starts = np.array([random_below(each, masses.total) for each in keys], np.int64)[place]
+    # From the start, which a longer distance precedes.
+    numbers = draws - np.maximum(0, (starts - extra) // step)
+    points = starts + numbers * step - extra * (numbers < 0)
+    size = min(block_size, n) * step
+    # A stretch has the cells that begin in it.
+    stretches = masses.starts(masses.at(points)) // size
+    distinct, place = np.unique(stretches, return_inverse=True)
+    first, end = (
+        masses.at(np.minimum(each * size, masses.total) - 1) + 1
+        for each in (distinct, distinct + 1)
+    )
+    starts, ends = masses.starts(first), masses.starts(end)
+    sizes, spacing = ends - starts, masses.largest(first, end)
+    is_moved = (spacing <= sizes // -(-sizes // step))[place]
+    starts, sizes, spacing = starts[place], sizes[place], spacing[place]
+    words = random_words(derive_key(key, _OFFSET, 0), rounds)
+    words = random_words(derive_key(key, _OFFSET, 1), words + stretches.astype(np.uint64))
+    offsets = (words >> np.uint64(11)) * 2.0**-53 * sizes
+    moved = np.minimum(offsets.astype(np.int64), sizes - 1)
+    moved += np.where(is_moved, (points - starts) // step * spacing, 0)
+    return masses.at(np.where(is_moved, starts + moved % sizes, points))
 
-    masses: Masses
-    n: int
-    block_size: int
-    key: int
 
-    def cells(self, rounds: Integers, draws: Integers) -> Integers:
-        """Return the drawn cells.
+def systematic_counts(bounds: Integers, n: int, key: int) -> Integers:
+    """Return how often each interval is drawn in round 0, by points that stay where they are.
 
-        Parameters
-        ----------
-        rounds
-            Numbers of rounds, shape (n,); each has its own random start.
-        draws
-            Numbers of draws in their rounds, values in [0, n), shape (n,).
-        """
-        points, step = self._points(rounds, draws), self.masses.total // self.n
-        size = min(self.block_size, self.n) * step
-        # A stretch has the cells that begin in it.
-        stretches = self.masses.starts(self.masses.at(points)) // size
-        distinct, place = np.unique(stretches, return_inverse=True)
-        first, end = (self._first_from(each * size) for each in (distinct, distinct + 1))
-        starts, ends = self.masses.starts(first), self.masses.starts(end)
-        sizes, spacing = ends - starts, self.masses.largest(first, end)
-        is_moved = (spacing <= sizes // -(-sizes // step))[place]
-        starts, sizes, spacing = starts[place], sizes[place], spacing[place]
-        words = random_words(derive_key(self.key, _OFFSET, 0), rounds)
-        words = random_words(derive_key(self.key, _OFFSET, 1), words + stretches.astype(np.uint64))
-        offsets = (words >> np.uint64(11)) * 2.0**-53 * sizes
-        moved = np.minimum(offsets.astype(np.int64), sizes - 1)
-        moved += np.where(is_moved, (points - starts) // step * spacing, 0)
-        return self.masses.at(np.where(is_moved, starts + moved % sizes, points))
-
-    def _points(self, rounds: Integers, draws: Integers) -> Integers:
-        """Return the points on the line, which ascend with the number of the draw."""
-        step, extra = divmod(self.masses.total, self.n)
-        distinct, place = np.unique(rounds, return_inverse=True)
-        starts = np.array([self._start(each) for each in distinct.tolist()], np.int64)[place]
-        n_behind = np.minimum(self.n, (self.masses.total - 1 - starts) // step + 1)
-        numbers = draws + n_behind - self.n  # from the start, which a longer distance precedes
-        return starts + numbers * step - extra * (numbers < 0)
-
-    def counts(self, starts: Integers) -> Integers:
-        """Return how many points of round 0 are between each two of the given places."""
-        step, extra = divmod(self.masses.total, self.n)
-        behind, before = (
-            -((start - starts) // step) for start in (self._start(0), self._start(0) - extra)
-        )
-        return np.diff(np.clip(behind, 0, self.n) + np.minimum(before, 0))
-
-    def _start(self, number: int) -> int:
-        return random_below(derive_key(self.key, _START, number), self.masses.total)
-
-    def _first_from(self, points: Integers) -> Integers:
-        """Return the first cell that does not begin before each point."""
-        cells = self.masses.at(np.clip(points, 1, self.masses.total) - 1) + 1
-        return np.where(points > 0, cells, 0)
+    Parameters
+    ----------
+    bounds
+        Where consecutive intervals of a line begin, and the end of the last, shape (n_counts + 1,).
+    n, key
+        See `systematic_draws`.
+    """
+    total = int(bounds[-1])
+    step, extra = divmod(total, n)
+    start = random_below(derive_key(key, _START, 0), total)
+    after, before = (-((each - bounds) // step) for each in (start, start - extra))
+    return np.diff(np.clip(after, 0, n) + np.minimum(before, 0))
 
 
 # Purposes of the random streams of one epoch.
@@ -272,7 +255,7 @@ class WeightedBlocks(SamplingStrategy):
     sampling_size: int | None
 
     @abstractmethod
-    def _weights_of_cells(self) -> NDArray[np.floating] | None:
+    def _weights_of_cells(self) -> Floats | None:
         """Return the weight of each cell; None for equal weights."""
 
     @abstractmethod
@@ -297,12 +280,6 @@ class WeightedBlocks(SamplingStrategy):
         masses = self._masses or EvenMasses(n_available(self.indices, n_rows))
         size = min(self.sampling_size or n_draws, n_draws)
         n_whole, n_of_last = divmod(n_draws, size)
-        whole, last = (
-            SystematicDraws(
-                masses=masses, n=n, block_size=self.block_size, key=derive_key(epoch_key, purpose)
-            )
-            for n, purpose in ((size, _ROUNDS), (n_of_last or size, _LAST_ROUND))
-        )
         blocks = BlockShuffling(self.block_size).epoch_order(
             n_rows=n_draws, epoch_key=derive_key(epoch_key, _BLOCKS)
         )
@@ -311,9 +288,15 @@ class WeightedBlocks(SamplingStrategy):
         def rows_at(positions: NDArray[np.int64], /) -> NDArray[np.int64]:
             rounds, draws = np.divmod(blocks(positions.ravel()), size)
             cells = np.empty_like(draws)
-            for drawn, of_it in ((whole, rounds < n_whole), (last, rounds == n_whole)):
+            for n, purpose, of_it in (
+                (size, _ROUNDS, rounds < n_whole),
+                (n_of_last, _LAST_ROUND, rounds == n_whole),
+            ):
                 if of_it.any():
-                    cells[of_it] = drawn.cells(rounds[of_it], draws[of_it])
+                    key = derive_key(epoch_key, purpose)
+                    cells[of_it] = systematic_draws(
+                        masses, n, rounds[of_it], draws[of_it], key, self.block_size
+                    )
             found: NDArray[np.int64] = cells if indices is None else indices[cells]
             return found.reshape(positions.shape)
 
@@ -329,7 +312,14 @@ class WeightedBlocks(SamplingStrategy):
         weights = self._weights_of_cells()
         if weights is None:
             return None
-        self._require_enough(int(np.count_nonzero(weights)))
+        n_drawable = int(np.count_nonzero(weights))
+        if not n_drawable:
+            msg = (
+                f"`weights` leave nothing to draw, since none of {weights.size:,} cells has a "
+                "weight above 0; give some"
+            )
+            raise ParameterError(msg)
+        self._require_enough(n_drawable)
         n = self.total_size or weights.size
         n = min(self.sampling_size or n, n)
         return CellMasses(masses_of(weights) if self.replace else capped_masses(weights, n))
@@ -342,12 +332,6 @@ class WeightedBlocks(SamplingStrategy):
         if (self.total_size or 0) > _MOST_DRAWS:
             msg = f"`total_size <= {_MOST_DRAWS}` must hold, but got {self.total_size}"
             raise ParameterError(msg)
-        if self.replace and self.sampling_size is not None:
-            msg = (
-                "`sampling_size` applies only without replacement, but got "
-                f"sampling_size={self.sampling_size} with replace=True; leave one of them out"
-            )
-            raise ParameterError(msg)
         if not self.replace and self.total_size is None and self.sampling_size is None:
             msg = (
                 "replace=False needs `total_size` or `sampling_size`: each cell is drawn at most "
@@ -357,10 +341,9 @@ class WeightedBlocks(SamplingStrategy):
 
     def _require_enough(self, n: int) -> None:
         """Check that there are enough cells to draw none of them twice in a round."""
-        given = {name: getattr(self, name) for name in ("total_size", "sampling_size")}
-        sizes = [(size, name) for name, size in given.items() if size is not None]
-        if not self.replace and min(sizes)[0] > n:
-            size, name = min(sizes)
+        sizes = {"total_size": self.total_size, "sampling_size": self.sampling_size}
+        size, name = min((size or math.inf, name) for name, size in sizes.items())
+        if not self.replace and size > n:
             msg = (
                 f"`{name} <= {n}` (cells with a weight above 0) must hold without replacement, "
                 f"but got {name}={size}"
@@ -401,9 +384,9 @@ class BlockWeightedSampling(WeightedBlocks):
         that no cell comes twice among these draws (or not more often than ``indices`` have it), or
         ``sampling_size``.
     sampling_size
-        Without replacement, an epoch consists of rounds of ``sampling_size`` draws, in each of
-        which no cell comes twice. The last round may be shorter: all cells are then less likely, in
-        the same proportions. One round if None.
+        An epoch consists of rounds of ``sampling_size`` draws. Without replacement, no cell comes
+        twice in a round. The last round may be shorter: all cells are then less likely, in the same
+        proportions. One round if None.
 
     Raises
     ------
@@ -434,24 +417,23 @@ class BlockWeightedSampling(WeightedBlocks):
     def __post_init__(self) -> None:
         """Check the parameters; sum the weights."""
         self._check_sizes()
-        weights = None if self.weights is None else checked_weights(self.weights)
-        if weights is not None:
-            weights = sorted_with(self.indices, weights)
+        if self.weights is not None:
+            weights = sorted_with(self.indices, checked_weights(self.weights))
+            object.__setattr__(self, "weights", weights)
         object.__setattr__(self, "indices", sorted_indices(self.indices))
-        object.__setattr__(self, "weights", weights)
         _ = self._masses
 
-    def _weights_of_cells(self) -> NDArray[np.floating] | None:
+    def _weights_of_cells(self) -> Floats | None:
         if self.weights is None:
             return None
-        return require_some(of_cells(np.asarray(self.weights), self.indices, "weights"), "weights")
+        return of_cells(np.asarray(self.weights), self.indices, "weights")
 
     def _require_length(self, n_rows: int) -> None:
         if self.weights is not None:
             require_length("weights", np.size(self.weights), self.indices, n_rows)
 
 
-def checked_weights(weights: ArrayLike) -> NDArray[np.floating]:
+def checked_weights(weights: ArrayLike) -> Floats:
     """Return weights as a read-only copy, float64, or float32 if they are float32.
 
     A copy that this function made before is returned itself.
@@ -472,31 +454,13 @@ def checked_weights(weights: ArrayLike) -> NDArray[np.floating]:
         raise ParameterError(msg)
     dtype = np.float32 if given.dtype == np.float32 else np.float64
     is_ours = given.dtype == dtype and given.base is None and not given.flags.writeable
-    values: NDArray[np.floating] = given if is_ours else given.astype(dtype)
+    values: Floats = given if is_ours else given.astype(dtype)
     values.flags.writeable = False
     if not (values.min() >= 0 and values.max() < np.inf):  # also false for NaN
         first = int(np.argmin((values >= 0) & (values < np.inf)))
         msg = f"`weights` must be finite and not negative, but weights[{first}] is {values[first]}"
         raise ParameterError(msg)
     return values
-
-
-def require_some(weights: NDArray[np.floating], name: str) -> NDArray[np.floating]:
-    """Return weights, at least one of which must be above 0.
-
-    Raises
-    ------
-    ParameterError
-        None is.
-    """
-    if weights.max() <= 0:
-        what = "weight above 0" if name == "weights" else "label"
-        msg = (
-            f"`{name}` leave nothing to draw, since none of {weights.size:,} cells has a {what}; "
-            "give some"
-        )
-        raise ParameterError(msg)
-    return weights
 
 
 # Cells drawn so that all classes are equally frequent.
@@ -576,14 +540,14 @@ class ClassBalancedSampling(LabelledCells, WeightedBlocks):
         object.__setattr__(self, "indices", sorted_indices(self.indices))
         _ = self._masses
 
-    def _weights_of_cells(self) -> NDArray[np.floating] | None:
+    def _weights_of_cells(self) -> Floats | None:
         if self.column_names:
             return None
-        codes = of_cells(self.codes, self.indices, "labels")
+        codes = self.codes_of_cells()
         counts = np.append(np.bincount(codes[codes >= 0]), 0)  # the last one is of no class
-        weights = np.zeros(counts.size)
-        weights[counts > 0] = counts[counts > 0] ** -self.power
-        return require_some(weights[codes], "labels")
+        weights = np.where(counts > 0, np.maximum(counts, 1) ** -self.power, 0)
+        of_cell: Floats = weights[codes]
+        return of_cell
 
     def _require_length(self, n_rows: int) -> None:
         require_length("labels", self.codes.size, self.indices, n_rows)

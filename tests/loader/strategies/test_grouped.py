@@ -160,6 +160,13 @@ class TestWeights:
         groups = labels[sets_of(GroupedSampling(labels, 8, weights="equal", n_sets=100), 676)][:, 0]
         assert np.bincount(groups).tolist() == [50, 50]
 
+    def test_sets_of_a_long_epoch_take_no_memory(self):
+        strategy = GroupedSampling([0, 1, 0, 1], 2, weights="equal", n_sets=10**12)
+        order = strategy.epoch_order(n_rows=4, epoch_key=0)
+        rows = order(np.arange(2 * 10**12 - 2000, 2 * 10**12)).reshape(-1, 2)
+        assert (np.sort(rows, axis=1) % 2 == rows[:, :1] % 2).all()
+        assert abs(np.count_nonzero(rows[:, 0] % 2) - 500) < 100
+
     @pytest.mark.slow
     def test_expected_number_is_exact_over_epochs(self):
         labels = np.repeat(np.arange(4), [20, 5, 40, 10])

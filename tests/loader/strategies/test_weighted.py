@@ -178,6 +178,20 @@ class TestWithoutReplacement:
         )
         assert counts_of(strategy, 3).tolist() == [1, 0, 1]
 
+    @given(weighted(), st.integers(1, 50), st.integers(1, 150), st.integers(1, 20), keys)
+    def test_rounds_with_replacement(self, weights, size, total, block, key):
+        """In each round, a cell comes as often as expected, rounded up or down."""
+        strategy = BlockWeightedSampling(
+            block, weights=weights, total_size=total, sampling_size=size
+        )
+        counts = counts_of(strategy, len(weights), key)
+        assert counts.sum() == total
+        sizes = [size] * (total // size) + [total % size]
+        for k, count in enumerate(counts.tolist()):
+            expected = [expected_counts(weights, each)[k] for each in set(sizes)]
+            of_round = dict(zip(set(sizes), expected, strict=True))
+            assert abs(count - sum(of_round[each] for each in sizes)) < len(sizes) * (1 + 1e-6)
+
 
 def gaps(strategy: SamplingStrategy, n_rows: int, block_size: int, key: int = 0) -> np.ndarray:
     """Distances of draws in storage within the blocks of an epoch, all of which are whole."""
@@ -262,7 +276,6 @@ NOT_DRAWN: list[tuple[dict[str, Any], str]] = [
     ({"total_size": 3, **TWO}, "`total_size <= 2` .*got total_size=3"),
     ({"sampling_size": 3, **TWO}, "`sampling_size <= 2` .*got sampling_size=3"),
     (TWO, "needs `total_size` or `sampling_size`"),
-    ({"sampling_size": 1}, "`sampling_size` applies only without replacement"),
 ]
 
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,12 @@ class Archive(OpenedPerProcess):
             yield
         self._watched.check()
 
+    def table(self, name: Literal["obs", "var"]) -> pd.DataFrame:
+        """Return a table of cells or genes."""
+        with self.reading(name):
+            table: pd.DataFrame = getattr(self(), name)
+        return table
+
     def _open(self) -> Any:
         what = {"what": "a cellstream archive", "extra": "cellstream"}
         cellstream = library("cellstream", self.location, **what)
@@ -94,8 +100,7 @@ class CellFrames(StoredElement):
 
     def var_names(self) -> NDArray[np.object_]:
         """Return the names of the genes."""
-        with self._archive.reading("genes"):
-            return as_names(self._archive().var.index)
+        return as_names(self._archive.table("var").index)
 
     def stored_bytes(self) -> int:
         """Return the size in bytes of the frames, and of the tables that locate them."""
@@ -148,29 +153,22 @@ class CellstreamSource(Source):
         self._archive = Archive(self.location)
         self.elements = {"X": CellFrames(self._archive)}
 
-    def _obs(self) -> pd.DataFrame:
-        with self._archive.reading("obs"):
-            table: pd.DataFrame = self._archive().obs
-        return table
-
     def obs_names(self) -> list[str]:
         """Return the names of the obs columns, without the names of the cells."""
-        return [*map(str, self._obs())]
+        return [*map(str, self._archive.table("obs"))]
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Return some obs columns."""
-        return self._obs()[[*columns]].reset_index(drop=True)
+        return self._archive.table("obs")[[*columns]].reset_index(drop=True)
 
     def read_obs_rows(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
         """Return some rows of obs columns, indexed by the names of the cells."""
-        found = self._obs()[[*columns]].iloc[rows]
+        found = self._archive.table("obs")[[*columns]].iloc[rows]
         return as_text(found.set_index(found.index.astype(str)))
 
     def read_var(self) -> pd.DataFrame:
         """Return the table of genes."""
-        with self._archive.reading("genes"):
-            table: pd.DataFrame = self._archive().var
-        return table
+        return self._archive.table("var")
 
 
 def _is_archive(path: Path) -> bool:
