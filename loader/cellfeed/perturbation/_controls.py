@@ -1,6 +1,7 @@
 """Treated cells, each with control cells that match it."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from dataclasses import replace as changed
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -29,7 +30,7 @@ Redraw = Literal["visit", "never"]
 Integers = NDArray[np.int64]
 
 _LEAST_BLOCK = 16  # controls, where treated cells come in smaller blocks
-_MOST_SHOWN = 5  # values in a message
+_MOST_SHOWN = 10  # labels in a message
 
 # Purposes of the random streams of one epoch; those of the strategy of treated cells are smaller.
 _RUN, _START, _WITHIN_RUN, _ALWAYS = range(1000, 1004)
@@ -41,6 +42,24 @@ def named_values(given: Any) -> list[Any]:
         return list(given)
     is_array = np.ndim(given) == 1 and callable(getattr(given, "tolist", None))
     return given.tolist() if is_array else [given]
+
+
+def unknown(kind: str, labels: Sequence[Any], known: Collection[Any]) -> str:
+    """Say that there are no such labels, and which are near to the first."""
+    written = {str(each).casefold(): each for each in reversed([*known])}
+    near = difflib.get_close_matches(str(labels[0]).casefold(), written, n=3)
+    remedy = "there are none"
+    if near:
+        remedy = f"near: {_listed([written[each] for each in near])}"
+    elif known:
+        remedy = f"there are: {_listed([*known])}"
+    return f"no {kind} {_listed(labels)}; {remedy}"
+
+
+def _listed(labels: Sequence[Any]) -> str:
+    shown = ", ".join(map(repr, labels[:_MOST_SHOWN]))
+    n_others = len(labels) - _MOST_SHOWN
+    return f"{shown} and {n_others:,} others" if n_others > 0 else shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,13 +299,7 @@ class MatchedControls(WithOthers):
         wanted = named_values(self.control)
         for each in wanted or [None]:
             if each not in values:
-                shown = ", ".join(repr(value) for value in values[:_MOST_SHOWN])
-                more = f" and {len(values) - _MOST_SHOWN:,} more" * (len(values) > _MOST_SHOWN)
-                msg = (
-                    f"no cell has the treatment {each!r} that `control` names; {name!r} has "
-                    f"{shown}{more}"
-                )
-                raise ParameterError(msg)
+                raise ParameterError(f"`control`: {name} has {unknown('value', [each], values)}")
         kind_of = np.array([1 if each in wanted else -1 if each == -1 else 0 for each in values])
         return np.where(codes < 0, -1, kind_of[codes]).astype(np.int8)
 

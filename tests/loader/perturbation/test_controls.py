@@ -268,7 +268,12 @@ PLATE: Any = ["p", "p", "p", "q", "q", None]
 
 
 NOT_MATCHED: list[tuple[dict[str, Any], str]] = [
-    ({"control": "DMSO"}, "no cell has the treatment 'DMSO' that `control` names; 'treatment'"),
+    (
+        {"control": "DMSO"},
+        "^`control`: treatment has no value 'DMSO'; there are: 'none', 'a', 'b'$",
+    ),
+    ({"control": "None"}, "^`control`: treatment has no value 'None'; near: 'none'$"),
+    ({"control": []}, "^`control`: treatment has no value None; "),
     ({"within": [PLATE]}, r"^1 treated cells have no control .* row 5 \(within\[0\]=None\)"),
     ({"k": 2, "within": [PLATE]}, "^4 treated cells have fewer than k=2 .*replace=True"),
     (
