@@ -449,7 +449,7 @@ class _Matched:
         windows = np.unique(positions // together)
         every = (windows[:, None] * together + np.arange(together)).ravel()
         every = every[every < self.n_positions]
-        pools = self._pools_at(every)
+        pools = self._pools_of(self.order(every))
         numbers = every // together
         # The rank of each cell among those of its window and pool, and how many these are.
         joint = numbers * (self.pools.starts.size - 1) + pools
@@ -473,14 +473,13 @@ class _Matched:
     def _of_rows(self, positions: Integers) -> _Runs:
         """Return one run for neighbours in storage."""
         rows = self.order(positions)
-        pools = self._pools_at(positions)
+        pools = self._pools_of(rows)
         blocks, slots = np.divmod(rows, self.per_run)
         key = derive_key(self.key, _RUN)
         keys = random_words(key, random_words(key, blocks) + pools.astype(np.uint64))
         return _Runs(pools, keys, slots, np.full_like(rows, self.per_run), rows)
 
-    def _pools_at(self, positions: Integers) -> Integers:
-        rows = self.order(positions)
+    def _pools_of(self, rows: Integers) -> Integers:
         pools: Integers = self.pools.pool_of[rows].astype(np.int64)
         if pools.min(initial=0) < 0:
             msg = (
