@@ -265,10 +265,8 @@ class MatchedControls(WithOthers):
         visited = _those(self.indices, is_visited)
         alone = _those(self.indices, (kinds == 0) & ~is_matched)
         if not visited.size and not alone.size:
-            msg = (
-                "none of the cells that are visited is treated; check `control` and the strategy's "
-            )
-            raise ParameterError(msg + "`indices`")
+            msg = "none of the cells that are visited is treated; check `control` and `indices`"
+            raise ParameterError(msg)
         if not visited.size or (alone.size and self.unmatched == "raise"):
             raise self._refused(alone, within, controls.size)
         by_pool = np.argsort(pool_of[controls], kind="stable")
