@@ -6,13 +6,11 @@ The layout of the TOML file is the one of cell-load, which reads it for STATE
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
 from collections.abc import Collection as Values
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -22,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed.bytes import Location
 from cellfeed.collection import Collection, located
 from cellfeed.extending import FormatError, ParameterError, PathError, pd, require_one_of
-from cellfeed.perturbation._controls import MatchedControls, named_values
+from cellfeed.perturbation._controls import MatchedControls, named_values, unknown
 from cellfeed.splits import Labels, Rows, count_divided, labels_of
 
 __all__ = ["MatchedControls", "PerturbationSplit", "perturbation_datasets", "perturbation_split"]
@@ -32,69 +30,69 @@ _PARTS: tuple[str, ...] = get_args(Part)
 _HELD_OUT = _PARTS[1:]
 _CONTROL, _UNUSED = "control", "unused"
 _SECTIONS = ("datasets", "training", "zeroshot", "fewshot", "perturbations")
-_MOST_NAMED = 10
 _KEYS = 'keys are in quotes, as in "DATASET.CELL_TYPE"'
 
 
 # What is held out, as stated: sections of a TOML file, or of a mapping like it.
 
 
-@dataclass(frozen=True, slots=True)
 class _Stated:
-    """The sections of a TOML file, each checked by itself.
+    """What is held out, checked as far as this is possible without cells.
 
     Parameters
     ----------
     origin
         What messages begin with: the path, or the name of the parameter.
+    sections
+        The sections of a TOML file, or of a mapping like it, in the order of `_SECTIONS`.
+
+    Attributes
+    ----------
     datasets
         Path, folder, pattern or URL of each dataset.
     training
-        Datasets whose other conditions are trained on; None if there is no such section.
-    zeroshot
-        Part of each context, by key.
-    fewshot
-        Perturbations of "val" and "test", by the key of the context.
-    perturbations
-        Perturbations of "val" and "test" in all contexts.
+        Datasets whose other conditions are trained on.
+    contexts
+        Keys of the contexts that are named, each with the section that names it.
+    rules
+        What is held out: section, context (None: all that are used), part and perturbations (None:
+        all).
     """
 
-    origin: str
-    datasets: Mapping[str, Any]
-    training: Mapping[str, str] | None
-    zeroshot: Mapping[Any, str]
-    fewshot: Mapping[Any, Mapping[str, Sequence[Any]]]
-    perturbations: Mapping[str, Sequence[Any]]
-
-    def __post_init__(self) -> None:
-        """Check each section, and that no context is in two of them."""
+    def __init__(self, origin: str, sections: Sequence[Mapping[Any, Any]]) -> None:
+        self.origin = origin
+        self.datasets, self.training, zeroshot, fewshot, perturbations = sections
+        self.contexts = dict.fromkeys(map(str, zeroshot), "[zeroshot]")
+        self.contexts |= dict.fromkeys(map(str, fewshot), "[fewshot]")
+        self.rules = list[tuple[str, str | None, str, list[str] | None]]()
         for name, where in self.datasets.items():
             if not isinstance(where, str | os.PathLike):
                 raise self.refused("[datasets]", f"{name!r} = {where!r} must be text")
             if "." in name:
                 msg = f"the name {name!r} has a dot, which ends a dataset's name in keys; rename it"
                 raise self.refused("[datasets]", msg)
-        for name, value in (self.training or {}).items():
-            if value != "train":
+        for name, value in self.training.items():
+            if value != _PARTS[0]:
                 msg = f"{name} = {value!r} must be 'train'; leave the dataset out if it is not"
                 raise self.refused("[training]", msg)
-        for key, part in self.zeroshot.items():
+        for key, part in zeroshot.items():
             if part not in _PARTS:
                 msg = f"{key!r} = {part!r} must be 'val' or 'test'; {_KEYS}"
                 raise self.refused("[zeroshot]", msg)
-            if key in self.fewshot:
+            if key in fewshot:
                 msg = f"{key!r} is also in [zeroshot], which holds out all its perturbations; keep "
                 raise self.refused("[fewshot]", msg + "one of the two")
-        for key, lists in self.fewshot.items():
-            self._check_lists(f'[fewshot."{key}"]', lists)
-        self._check_lists("[perturbations]", self.perturbations)
+            self.rules.append(("[zeroshot]", str(key), part, None))
+        self._hold_out("[perturbations]", None, perturbations)
+        for key, lists in fewshot.items():
+            self._hold_out(f'[fewshot."{key}"]', str(key), lists)
 
-    def _check_lists(self, section: str, lists: Any) -> None:
-        """Check the perturbations of "val" and "test"."""
+    def _hold_out(self, section: str, context: str | None, lists: Any) -> None:
+        """Check the perturbations of "val" and "test", and add their rules."""
         if not isinstance(lists, Mapping):
             raise self.refused(section, f"must have `val` and `test`, but is {lists!r}")
         for part, names in lists.items():
-            if part not in _HELD_OUT:
+            if part not in _PARTS[1:]:
                 msg = f"has {part!r}, but only `val` and `test`; others are trained on, and {_KEYS}"
                 raise self.refused(section, msg)
             is_list = isinstance(names, Sequence) and not isinstance(names, str)
@@ -102,13 +100,14 @@ class _Stated:
                 isinstance(each, str | int | float | np.generic) for each in names
             ):
                 raise self.refused(section, f"{part} = {names!r} must be a list of perturbations")
+            self.rules.append((section, context, part, [str(each) for each in names]))
 
     def refused(self, section: str, what: str) -> ParameterError:
         return ParameterError(f"{self.origin}: {section}: {what}")
 
 
 def _read(given: str | os.PathLike[str] | Mapping[str, Any]) -> _Stated:
-    """Read and check the sections of a TOML file, or of a mapping like it."""
+    """Read and check a TOML file, or a mapping like it."""
     if isinstance(given, Mapping):
         origin, content = "held_out", given
     elif isinstance(given, str | os.PathLike):
@@ -126,28 +125,8 @@ def _read(given: str | os.PathLike[str] | Mapping[str, Any]) -> _Stated:
         if name in _SECTIONS and not isinstance(table, Mapping):
             raise ParameterError(f"{origin}: {name!r} must be a table, but is {table!r}")
         if name not in _SECTIONS and isinstance(table, Mapping):
-            raise ParameterError(f"{origin}: {_unknown('section', [name], _SECTIONS)}")
-    sections = {name: content.get(name, {}) for name in _SECTIONS}
-    return _Stated(origin, **sections | {"training": content.get("training")})
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return quoted names, the first of which are written out."""
-    shown = ", ".join(map(repr, names[:_MOST_NAMED]))
-    n_others = len(names) - _MOST_NAMED
-    return f"{shown} and {n_others:,} others" if n_others > 0 else shown
-
-
-def _unknown(kind: str, names: Sequence[str], known: Values[str]) -> str:
-    """Say that there are no such names, and which are near to the first."""
-    lower = {each.casefold(): each for each in reversed([*known])}
-    near = difflib.get_close_matches(names[0].casefold(), lower, n=3)
-    remedy = "there are none"
-    if near:
-        remedy = f"near: {_listed([lower[each] for each in near])}"
-    elif known:
-        remedy = f"there are: {_listed([*known])}"
-    return f"no {kind} {_listed(names)}; {remedy}"
+            raise ParameterError(f"{origin}: {unknown('section', [name], _SECTIONS)}")
+    return _Stated(origin, [content.get(name, {}) for name in _SECTIONS])
 
 
 # Which files a dataset has.
@@ -160,26 +139,25 @@ def _files_of(where: str) -> list[Location]:
         options = [where.replace(braces[0], each.strip(), 1) for each in braces[1].split(",")]
         return [file for each in options for file in _files_of(each)]
     folder = Location.of(where).path
-    files = [] if folder is None else sorted(folder.expanduser().glob("*.h5"))
+    files = [*map(Location.of, sorted(folder.expanduser().glob("*.h5")))] if folder else []
     try:
-        return [*map(Location.of, files), *(each.location for each in located([where]))]
+        return files + [each.location for each in located([where])]
     except PathError:
         if not files:
             raise
-    return [*map(Location.of, files)]
+    return files
 
 
-def _files_of_datasets(stated: _Stated) -> dict[str, list[Location]]:
-    """Return the files of each dataset that is used."""
-    contexts = [str(key).partition(".")[0] for key in (*stated.zeroshot, *stated.fewshot)]
-    used = {*(stated.training or ()), *contexts}
+def _files_of_datasets(stated: _Stated) -> list[tuple[str, Location]]:
+    """Return the files of the datasets that are used, each with the name of its dataset."""
+    used = {*stated.training, *(key.partition(".")[0] for key in stated.contexts)}
     missing = sorted(used - {*stated.datasets})
     if missing:
-        raise stated.refused("[datasets]", _unknown("dataset", missing, stated.datasets))
-    files = dict[str, list[Location]]()
+        raise stated.refused("[datasets]", unknown("dataset", missing, stated.datasets))
+    files = list[tuple[str, Location]]()
     for name in (each for each in stated.datasets if each in used):
         try:
-            files[name] = _files_of(os.fspath(stated.datasets[name]))
+            files += [(name, file) for file in _files_of(os.fspath(stated.datasets[name]))]
         except PathError as error:
             raise PathError(f"{stated.origin}: [datasets]: {name}: {error}") from None
     return files
@@ -206,7 +184,7 @@ def perturbation_datasets(toml: str | os.PathLike[str]) -> list[str]:
     ParameterError
         A dataset is used, but not in ``[datasets]``.
     """
-    return [str(file) for files in _files_of_datasets(_read(toml)).values() for file in files]
+    return [str(file) for _, file in _files_of_datasets(_read(toml))]
 
 
 def _datasets_by_file(collection: Any, stated: _Stated) -> pd.Categorical[str]:
@@ -217,13 +195,12 @@ def _datasets_by_file(collection: Any, stated: _Stated) -> pd.Categorical[str]:
             "the dataset of each row as `dataset`"
         )
         raise ParameterError(msg)
-    datasets, owners = _files_of_datasets(stated), dict[Any, str]()
-    for name, files in datasets.items():
-        for file in files:
-            owner = owners.setdefault(_resolved(file), name)
-            if owner != name:
-                msg = f"{file} is in {owner!r} and in {name!r}; a file belongs to one"
-                raise stated.refused("[datasets]", msg)
+    owners = dict[Any, str]()
+    for name, file in _files_of_datasets(stated):
+        owner = owners.setdefault(_resolved(file), name)
+        if owner != name:
+            msg = f"{file} is in {owner!r} and in {name!r}; a file belongs to one"
+            raise stated.refused("[datasets]", msg)
     found = [owners.get(_resolved(file), "") for file in collection.locations]
     for file, owner in zip(collection.locations, found, strict=True):
         if not owner:
@@ -232,6 +209,7 @@ def _datasets_by_file(collection: Any, stated: _Stated) -> pd.Categorical[str]:
                 "`perturbation_datasets(...)`, or give the dataset of each row as `dataset`"
             )
             raise stated.refused("[datasets]", msg)
+    datasets = dict.fromkeys(owners.values())
     for name in datasets:
         if name not in found:
             msg = f"no file of {name!r} is in the collection; open it, too"
@@ -256,92 +234,70 @@ def _conditions_of(levels: Mapping[str, Labels]) -> tuple[pd.DataFrame, NDArray[
 
     Returns
     -------
-    The labels of each condition; the key of its context and the name of its treatment, as text, or
-    None if a label is missing; and the number of its cells; sorted by the codes of the labels. And
-    the condition of each row.
+    The labels of each condition; and the key of its context and the name of its treatment, as text,
+    or None if a label is missing; sorted by the codes of the labels. And the condition of each row.
     """
     sizes = [len(each) for each in levels.values()]
     joint = np.ravel_multi_index([each.codes for each in levels.values()], sizes)
     codes, conditions = pd.factorize(joint, sort=True)
-    places = np.unravel_index(conditions, sizes)
+    places = zip(levels.items(), np.unravel_index(conditions, sizes), strict=True)
     table = pd.DataFrame(
-        {
-            name: pd.Series(each.labels, dtype=object)[place].array
-            for (name, each), place in zip(levels.items(), places, strict=True)
-        },
+        {name: [each.labels[k] for k in place] for (name, each), place in places},
         dtype=object,  # in which None remains None; pandas 3 would infer text
     )
-    written = [
+    table[["context", "name"]] = [
         (None, None) if None in labels else (".".join(map(str, labels[:-1])), str(labels[-1]))
         for labels in table.itertuples(index=False, name=None)
     ]
-    table[["context", "name"]] = written
-    table["n_cells"] = np.bincount(codes, minlength=len(table))
     return table, codes.astype(np.min_scalar_type(max(1, len(table) - 1)))
 
 
 def _are_used(stated: _Stated, table: pd.DataFrame) -> pd.Series[bool]:
     """Return whether a section names the context or the dataset of each condition."""
-    contexts = table["context"]
-    for section in ("zeroshot", "fewshot"):
-        for key in getattr(stated, section):
-            if str(key) not in {*contexts}:
-                msg = _unknown("cell type", [str(key)], dict.fromkeys(contexts.dropna()))
-                raise stated.refused(f"[{section}]", msg)
-    is_used = contexts.isin([str(key) for key in (*stated.zeroshot, *stated.fewshot)])
+    contexts, is_used = table["context"], table["name"].notna()
     if "dataset" in table:
         datasets = table["dataset"].map(str)
-        unknown = [name for name in stated.training or () if name not in {*datasets}]
-        if unknown:
-            msg = _unknown("dataset", unknown, dict.fromkeys(datasets))
+        missing = [name for name in stated.training if name not in {*datasets}]
+        if missing:
+            msg = unknown("dataset", missing, dict.fromkeys(datasets))
             raise stated.refused("[training]", msg)
-        is_used |= datasets.isin([*(stated.training or ())])
-    elif stated.training is not None:
+        is_used &= datasets.isin([*stated.training]) | contexts.isin([*stated.contexts])
+    elif stated.training:
         msg = "names datasets, but there are none; give the dataset of each row as `dataset`"
         raise stated.refused("[training]", msg)
-    else:
-        is_used |= contexts.notna()
-    return is_used & table["name"].notna()
+    for key, section in stated.contexts.items():
+        if key not in {*contexts}:
+            msg = unknown("cell type", [key], dict.fromkeys(contexts.dropna()))
+            raise stated.refused(section, msg)
+    return is_used
 
 
 def _divide(stated: _Stated, table: pd.DataFrame, controls: Values[str]) -> None:
     """Assign conditions to parts as stated, in the column ``part``; refuse what contradicts."""
-    contexts, is_used = table["context"], _are_used(stated, table)
-    is_control = is_used & table["name"].isin([*controls])
+    contexts, names, is_used = table["context"], table["name"], _are_used(stated, table)
+    is_control = is_used & names.isin([*controls])
     table["part"] = np.select([is_control, is_used], [_CONTROL, _PARTS[0]], _UNUSED)
-    is_perturbed = is_used & ~is_control
-
-    # Section, context (None: all), part and perturbations (None: all) of what is held out.
-    rules: list[tuple[str, Any, str, Any]] = [
-        ("[zeroshot]", key, part, None) for key, part in stated.zeroshot.items()
-    ]
-    in_all = "[perturbations] in used cell types"
-    rules += [(in_all, None, part, named) for part, named in stated.perturbations.items()]
-    rules += [
-        (f'[fewshot."{key}"]', key, part, named)
-        for key, lists in stated.fewshot.items()
-        for part, named in lists.items()
-    ]
-    for section, key, part, named in rules:
-        there = is_perturbed if key is None else is_perturbed & (contexts == str(key))
+    for section, context, part, named in stated.rules:
+        is_there = is_used & ~is_control & (True if context is None else contexts == context)
         if named is not None:
-            names, known = [str(each) for each in named], dict.fromkeys(table["name"][there])
-            for name in names:
+            known = dict.fromkeys(names[is_there])
+            for name in named:
                 if name in controls:
                     msg = f"{name!r} is the control, whose cells are in no part; leave it out"
                     raise stated.refused(section, msg)
-            missing = [name for name in names if name not in known]
+            missing = [name for name in named if name not in known]
             if missing:
-                raise stated.refused(section, _unknown("treatment", missing, known))
-            there = there & table["name"].isin(names)
-        for condition in table.index[there & ~table["part"].isin([_PARTS[0], part])]:
+                where = section if context else f"{section} in used cell types"
+                raise stated.refused(where, unknown("treatment", missing, known))
+            is_there &= names.isin(named)
+        for condition in table.index[is_there & ~table["part"].isin([_PARTS[0], part])]:
             msg = (
                 f"{table['treatment'][condition]!r} of {contexts[condition]!r} is in "
                 f"{table['part'][condition]!r} already and cannot be in {part!r}, since a "
                 "condition belongs to one part"
             )
             raise stated.refused(section, msg)
-        table.loc[there, "part"] = part
+        table.loc[is_there, "part"] = part
 
 
 # The split.
@@ -355,10 +311,8 @@ class PerturbationSplit:
     holds 1 to 4 bytes for each row.
     """
 
-    def __init__(
-        self, table: pd.DataFrame, codes: NDArray[np.integer], levels: Sequence[str]
-    ) -> None:
-        self._table, self._codes, self._levels = table, codes, [*levels]
+    def __init__(self, table: pd.DataFrame, codes: NDArray[np.integer]) -> None:
+        self._table, self._codes = table, codes
 
     def _rows(self, is_in: pd.Series[bool]) -> Rows:
         """Return the rows of conditions that a mask selects."""
@@ -389,8 +343,7 @@ class PerturbationSplit:
         datasets), ``cell_type``, ``treatment``, ``part`` ("train", "val" or "test"; "control"; or
         "unused", for contexts in no section and for cells without a label) and ``n_cells``.
         """
-        columns = [*self._levels, "part", "n_cells"]
-        return self._table[columns].copy()
+        return self._table.drop(columns=["context", "name"])
 
     def __repr__(self) -> str:
         cells = self._table.groupby("part")["n_cells"].sum()
@@ -477,10 +430,10 @@ def perturbation_split(
     stated = _read(held_out)
     n_rows = count_divided(collection)
     of_rows: dict[str, Any] = {"cell_type": cell_type, "treatment": treatment}
+    if dataset is None and stated.datasets:
+        dataset = _datasets_by_file(collection, stated)
     if dataset is not None:
         of_rows = {"dataset": dataset, **of_rows}
-    elif stated.datasets:
-        of_rows = {"dataset": _datasets_by_file(collection, stated), **of_rows}
     levels = {
         name: labels_of(collection, labels, name, slice(None), n_rows)
         for name, labels in of_rows.items()
@@ -489,9 +442,10 @@ def perturbation_split(
     treatments = levels["treatment"]
     names = [str(each) for each in treatments.labels if each is not None]
     controls = [str(each) for each in named_values(control)]
-    unknown = [each for each in controls if each not in names]
-    if unknown or not controls:
-        msg = _unknown("treatment", unknown or [""], names)
+    missing = [each for each in controls if each not in names]
+    if missing or not controls:
+        msg = unknown("treatment", missing or [""], names)
         raise ParameterError(f"`control`: {treatments.name} has {msg}")
     _divide(stated, table, controls)
-    return PerturbationSplit(table, codes, [*levels])
+    table["n_cells"] = np.bincount(codes, minlength=len(table))
+    return PerturbationSplit(table, codes)

@@ -1,7 +1,8 @@
 """Treated cells, each with control cells that match it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+import difflib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -11,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from cellfeed.extending import ParameterError, require_list, require_one_of, require_positive
 from cellfeed.sampling import (
     ABSENT_BY_DEFAULT,
+    EpochOrder,
     MatchedOrder,
     SamplingStrategy,
     WithOthers,
@@ -29,7 +31,7 @@ Redraw = Literal["visit", "never"]
 Integers = NDArray[np.int64]
 
 _LEAST_BLOCK = 16  # controls, where treated cells come in smaller blocks
-_MOST_SHOWN = 5  # values in a message
+_MOST_SHOWN = 10  # labels in a message
 
 # Purposes of the random streams of one epoch; those of the strategy of treated cells are smaller.
 _RUN, _START, _WITHIN_RUN, _ALWAYS = range(1000, 1004)
@@ -41,6 +43,24 @@ def named_values(given: Any) -> list[Any]:
         return list(given)
     is_array = np.ndim(given) == 1 and callable(getattr(given, "tolist", None))
     return given.tolist() if is_array else [given]
+
+
+def unknown(kind: str, labels: Sequence[Any], known: Collection[Any]) -> str:
+    """Say that there are no such labels, and which are near to the first."""
+    written = {str(each).casefold(): each for each in reversed([*known])}
+    near = difflib.get_close_matches(str(labels[0]).casefold(), written, n=3)
+    remedy = "there are none"
+    if near:
+        remedy = f"near: {_listed([written[each] for each in near])}"
+    elif known:
+        remedy = f"there are: {_listed([*known])}"
+    return f"no {kind} {_listed(labels)}; {remedy}"
+
+
+def _listed(labels: Sequence[Any]) -> str:
+    shown = ", ".join(map(repr, labels[:_MOST_SHOWN]))
+    n_others = len(labels) - _MOST_SHOWN
+    return f"{shown} and {n_others:,} others" if n_others > 0 else shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,87 +161,6 @@ class MatchedControls(WithOthers):
 
     def __post_init__(self) -> None:
         """Check the parameters; find the pools, unless columns are still to be read."""
-        self._check()
-        if not isinstance(self.within, str):
-            require_list("within", "columns", self.within)
-        within = (self.within,) if isinstance(self.within, str) else tuple(self.within)
-        self._set(
-            treatment=_as_array(self.treatment),
-            within=tuple(map(_as_array, within)),
-            control_indices=sorted_indices(self.control_indices),
-            _pools=self.pools,
-        )
-        if self.pools is not None:
-            if self.pools.made_for != self._made_for:
-                msg = (
-                    f"`pools` are those of {self.pools.made_for}, but it is {self._made_for} here; "
-                    "leave `pools` out"
-                )
-                raise ParameterError(msg)
-        elif not any(isinstance(each, str) for each in (self.treatment, *within)):
-            pools = self._match("treatment", self.treatment, self.within)
-            # Without rows of its own any more, the strategy does not say where controls may be.
-            self._set(_pools=pools, control_indices=np.sort(pools.rows))
-
-    @property
-    def n_companions(self) -> int:
-        """Number of controls for each treated cell."""
-        return self.k
-
-    def n_positions(self, n_rows: int) -> int:
-        """Return the number of treated cells that an epoch visits."""
-        n = self._known_pools().pool_of.size
-        if n != n_rows:
-            msg = (
-                f"`treatment` must have one value for each row of the collection ({n_rows:,}), "
-                f"but got {n:,}"
-            )
-            raise ParameterError(msg)
-        return self.strategy.n_positions(n_rows)
-
-    def epoch_order(self, *, n_rows: int, epoch_key: int) -> MatchedOrder:
-        """Return the strategy's order of treated cells, with their controls."""
-        return _Matched(
-            order=self.strategy.epoch_order(n_rows=n_rows, epoch_key=epoch_key),
-            n_positions=self.n_positions(n_rows),
-            pools=self._known_pools(),
-            k=self.k,
-            per_run=max(1, self._control_block_size // self.k),
-            redraw=self.redraw,
-            replace=self.replace,
-            key=derive_key(_ALWAYS) if self.redraw == "never" else epoch_key,
-        )
-
-    def bound_to(self, collection: Any) -> "MatchedControls":
-        """Return the strategy with the pools of the obs columns that it names."""
-
-        def read(each: Any) -> Any:
-            return column_of(collection, each) if isinstance(each, str) else each
-
-        matched = self
-        if self.__dict__["_pools"] is None:
-            matched = object.__new__(type(self))
-            matched.__dict__.update(self.__dict__)
-            pools = matched._match(
-                self.treatment if isinstance(self.treatment, str) else "treatment",
-                read(self.treatment),
-                [read(each) for each in self.within],
-            )
-            matched._set(pools=pools, _pools=pools)
-        # What it knows of the collection may depend on its rows, so they are chosen before.
-        strategy = matched.strategy.bound_to(collection)
-        return matched if strategy is matched.strategy else changed(matched, strategy=strategy)
-
-    @property
-    def _made_for(self) -> str:
-        """What pools depend on, as text, if it is not arrays."""
-        return repr((self.treatment, self.control, self.within, self.k, self.replace))
-
-    @property
-    def _control_block_size(self) -> int:
-        return self.control_block_size or max(_LEAST_BLOCK, self.block_size or 0)
-
-    def _check(self) -> None:
         given: Any = self.strategy
         if not isinstance(given, SamplingStrategy) or given.n_companions:
             msg = f"`strategy` must be a SamplingStrategy without controls, but got {given}"
@@ -232,8 +171,30 @@ class MatchedControls(WithOthers):
         require_one_of("redraw", self.redraw, get_args(Redraw))
         require_one_of("unmatched", self.unmatched, ("raise", "drop"))
         self._take_block_size()
+        within: Any = (self.within,) if isinstance(self.within, str) else self.within
+        require_list("within", "columns", within)
+        self._set(
+            treatment=_as_array(self.treatment),
+            within=tuple(map(_as_array, within)),
+            control_indices=sorted_indices(self.control_indices),
+            _pools=self.pools,
+        )
+        if self.pools is None:
+            if not any(isinstance(each, str) for each in (self.treatment, *self.within)):
+                strategy, pools = self._match(self.treatment, self.within)
+                # Without rows of its own any more, it does not say where controls may be.
+                self._set(strategy=strategy, _pools=pools, control_indices=np.sort(pools.rows))
+        elif self.pools.made_for != self._made_for:
+            msg = "`pools` were found for another treatment, control, within, k or replace; make a "
+            raise ParameterError(msg + "new MatchedControls without `pools`")
 
-    def _known_pools(self) -> "ControlPools":
+    @property
+    def n_companions(self) -> int:
+        """Number of controls for each treated cell."""
+        return self.k
+
+    def n_positions(self, n_rows: int) -> int:
+        """Return the number of treated cells that an epoch visits."""
         pools: ControlPools | None = self.__dict__["_pools"]
         if pools is None:
             msg = (
@@ -241,11 +202,52 @@ class MatchedControls(WithOthers):
                 "strategy to a CellDataset, or call bound_to(collection)"
             )
             raise ParameterError(msg)
-        return pools
+        if pools.pool_of.size != n_rows:
+            msg = (
+                f"`treatment` must have one value for each row of the collection ({n_rows:,}), "
+                f"but got {pools.pool_of.size:,}"
+            )
+            raise ParameterError(msg)
+        return self.strategy.n_positions(n_rows)
 
-    def _match(self, name: str, treatment: Any, within: Sequence[Any]) -> "ControlPools":
-        """Return the pools, and let the strategy visit treated cells only."""
-        kinds = self._kinds(name, treatment)
+    def epoch_order(self, *, n_rows: int, epoch_key: int) -> MatchedOrder:
+        """Return the strategy's order of treated cells, with their controls."""
+        block_size = self.control_block_size or max(_LEAST_BLOCK, self.block_size or 0)
+        return _Matched(
+            given=self,
+            n_positions=self.n_positions(n_rows),
+            pools=self.__dict__["_pools"],
+            order=self.strategy.epoch_order(n_rows=n_rows, epoch_key=epoch_key),
+            per_run=max(1, block_size // self.k),
+            key=derive_key(_ALWAYS) if self.redraw == "never" else epoch_key,
+        )
+
+    def bound_to(self, collection: Any) -> "MatchedControls":
+        """Return the strategy with the pools of the obs columns that it names."""
+
+        def read(name: str, each: Any) -> Any:
+            return column_of(collection, each, name) if isinstance(each, str) else each
+
+        strategy, pools = self.strategy, self.pools
+        if self.__dict__["_pools"] is None:
+            within = [read("within", each) for each in self.within]
+            strategy, pools = self._match(read("treatment", self.treatment), within)
+        # What it knows of the collection may depend on its rows, so they are chosen before.
+        strategy = strategy.bound_to(collection)
+        if strategy is self.strategy and pools is self.pools:
+            return self
+        return changed(self, strategy=strategy, pools=pools)
+
+    @property
+    def _made_for(self) -> str:
+        """What pools depend on, as text, if it is not arrays."""
+        return repr((self.treatment, self.control, self.within, self.k, self.replace))
+
+    def _match(
+        self, treatment: Any, within: Sequence[Any]
+    ) -> tuple[SamplingStrategy, "ControlPools"]:
+        """Return the strategy that visits the treated cells with controls only, and the pools."""
+        kinds = self._kinds(treatment)
         pool_of = combined_codes([label_codes(each) for each in within] or [0 * kinds])
         if pool_of.size != kinds.size:
             msg = (
@@ -254,65 +256,58 @@ class MatchedControls(WithOthers):
             )
             raise ParameterError(msg)
         given = self.indices if self.control_indices is None else self.control_indices
-        n_available(given, kinds.size)
+        for indices in (given, self.indices):
+            n_available(indices, kinds.size)
         controls = np.unique(_those(given, (kinds == 1) & (pool_of >= 0)))
         sizes = np.bincount(pool_of[controls], minlength=int(pool_of.max(initial=0)) + 1)
-        is_matched = pool_of >= 0
-        is_matched &= sizes[pool_of] >= (1 if self.replace else self.k)
-        n_available(self.indices, kinds.size)
-        alone = _those(self.indices, (kinds == 0) & ~is_matched)
+        is_matched = (pool_of >= 0) & (sizes[pool_of] >= (1 if self.replace else self.k))
         is_visited = (kinds == 0) & is_matched
         visited = _those(self.indices, is_visited)
-        if (alone.size and self.unmatched == "raise") or not visited.size:
-            raise self._refused(alone, within, int(sizes.max(initial=0)))
+        alone = _those(self.indices, (kinds == 0) & ~is_matched)
+        if not visited.size and not alone.size:
+            msg = "none of the cells that are visited is treated; check `control` and `indices`"
+            raise ParameterError(msg)
+        if not visited.size or (alone.size and self.unmatched == "raise"):
+            raise self._refused(alone, within, controls.size)
         by_pool = np.argsort(pool_of[controls], kind="stable")
-        self._set(strategy=_visiting(self.strategy, visited, is_visited))
-        return ControlPools(
+        pools = ControlPools(
             rows=controls[by_pool].astype(np.int32 if kinds.size < 1 << 31 else np.int64),
             starts=np.concatenate([[0], np.cumsum(sizes)]),
             pool_of=np.where(is_visited, pool_of, -1).astype(pool_of.dtype, copy=False),
             made_for=self._made_for,
         )
+        return _visiting(self.strategy, visited, is_visited), pools
 
-    def _kinds(self, name: str, treatment: Any) -> NDArray[np.int8]:
+    def _kinds(self, treatment: Any) -> NDArray[np.int8]:
         """Return 1 for each control, 0 for each treated cell, and -1 for others."""
         codes, values = factorized(treatment)
         wanted = named_values(self.control)
         for each in wanted or [None]:
             if each not in values:
-                shown = ", ".join(repr(value) for value in values[:_MOST_SHOWN])
-                more = f" and {len(values) - _MOST_SHOWN:,} more" * (len(values) > _MOST_SHOWN)
-                msg = (
-                    f"no cell has the treatment {each!r} that `control` names; {name!r} has "
-                    f"{shown}{more}"
-                )
-                raise ParameterError(msg)
+                name = self.treatment if isinstance(self.treatment, str) else "treatment"
+                raise ParameterError(f"`control`: {name} has {unknown('value', [each], values)}")
         kind_of = np.array([1 if each in wanted else -1 if each == -1 else 0 for each in values])
         return np.where(codes < 0, -1, kind_of[codes]).astype(np.int8)
 
-    def _refused(self, alone: Integers, within: Sequence[Any], most: int) -> ParameterError:
-        if not alone.size:
-            what = "the `indices` of the strategy are" if self.indices is not None else "are"
-            return ParameterError(f"none of the cells that {what} visited is treated")
+    def _refused(self, alone: Integers, within: Sequence[Any], n_controls: int) -> ParameterError:
+        what, remedy = "no control", "use fewer columns"
+        if self.k > 1 and not self.replace:
+            what, remedy = f"fewer than k={self.k} controls", f"{remedy}, or replace=True"
+        if not n_controls and self.indices is not None and self.control_indices is None:
+            remedy = "the strategy's `indices` have no controls, so give `control_indices`"
+        elif self.unmatched == "raise":
+            remedy = f"leave these cells out with unmatched='drop', or {remedy}"
+        else:
+            remedy = f"none is left to visit: {remedy}"
         first = int(alone[0])
         shown = ", ".join(
             f"{name if isinstance(name, str) else f'within[{number}]'}={_value(each, first)!r}"
             for number, (name, each) in enumerate(zip(self.within, within, strict=True))
         )
-        what = "no control" if self.replace or self.k == 1 else f"fewer than k={self.k} controls"
-        msg = (
+        return ParameterError(
             f"{alone.size:,} treated cells have {what} in common `within`, such as row {first} "
-            f"({shown or 'all cells'}); "
+            f"({shown or 'all cells'}); {remedy}"
         )
-        if most == 0 and self.indices is not None and self.control_indices is None:
-            remedy = "the strategy's `indices` have no controls, so give `control_indices`"
-        else:
-            remedy = "leave these cells out with unmatched='drop', or "
-            if self.unmatched == "drop":
-                remedy = "none is left to visit: "
-            remedy += "use fewer columns"
-            remedy += "" if what == "no control" else ", or replace=True"
-        return ParameterError(msg + remedy)
 
 
 def _value(labels: Any, row: int) -> Any:
@@ -332,20 +327,18 @@ def _visiting(
     strategy: SamplingStrategy, rows: Integers, is_visited: NDArray[np.bool_]
 ) -> SamplingStrategy:
     """Return a strategy that visits some of its rows only, if it has ``indices``."""
-    if "indices" not in getattr(strategy, "__dataclass_fields__", {}):
-        return strategy
+    names: list[str] = [*getattr(strategy, "__dataclass_fields__", ())]
     before = getattr(strategy, "indices", None)
-    values: dict[str, Any] = {"indices": rows}
-    if before is not None:
-        if before.size == rows.size:
-            return strategy
+    if "indices" not in names or (before is not None and before.size == rows.size):
+        return strategy
+    values: dict[str, Any] = {}
+    if before is not None and before.size != is_visited.size:
         # Labels and weights may be those of the indices.
-        for each in fields(cast(Any, strategy)):
-            value = getattr(strategy, each.name)
-            is_of_indices = isinstance(value, np.ndarray) and value.shape == before.shape
-            if is_of_indices and each.name != "indices" and before.size != is_visited.size:
-                values[each.name] = value[is_visited[before]]
-    visiting: SamplingStrategy = changed(cast(Any, strategy), **values)
+        for name in names:
+            value = getattr(strategy, name)
+            if isinstance(value, np.ndarray) and value.shape == before.shape:
+                values[name] = value[is_visited[before]]
+    visiting: SamplingStrategy = changed(cast(Any, strategy), **values | {"indices": rows})
     return visiting
 
 
@@ -405,69 +398,65 @@ class _Matched:
 
     Parameters
     ----------
-    order, n_positions
-        The order of treated cells, and how many come.
+    given
+        The strategy, whose parameters say how controls are drawn.
+    n_positions, order
+        How many treated cells come, and their order.
     pools
         The controls.
-    k, per_run
-        Number of controls of a cell; about how many cells share a run of controls.
-    redraw, replace
-        See `MatchedControls`.
+    per_run
+        About how many cells share a run of controls.
     key
         Key derived from the seed and the epoch, if controls depend on these.
     """
 
-    order: Any
+    given: MatchedControls
     n_positions: int
+    order: EpochOrder
     pools: ControlPools
-    k: int
     per_run: int
-    redraw: Redraw
-    replace: bool
     key: int
 
     def __call__(self, positions: Integers, /) -> Integers:
         """Return the treated cells at the given positions."""
-        rows: Integers = self.order(positions)
-        return rows
+        return self.order(positions)
 
     def companions(self, positions: Integers, *, together: int) -> Integers:
         """Return the controls at the given positions; see `MatchedOrder`."""
-        flat = positions.ravel()
-        is_fixed = self.redraw == "never"
+        k, flat = self.given.k, positions.ravel()
+        is_fixed = self.given.redraw == "never"
         runs = self._of_rows(flat) if is_fixed else self._of_visits(flat, together)
         sizes = np.diff(self.pools.starts)[runs.pool]
-        lengths = np.minimum(runs.n_slots * self.k, sizes)[:, None]
-        among_k = np.arange(self.k)
-        if self.replace:
-            draws = runs.draw[:, None] * self.k + among_k
+        lengths = np.minimum(runs.n_slots * k, sizes)[:, None]
+        among_k = np.arange(k)
+        if self.given.replace:
+            draws = runs.draw[:, None] * k + among_k
             words = random_words(derive_key(self.key, _WITHIN_RUN), draws)
             within = (words % lengths.astype(np.uint64)).astype(np.int64)
         else:
-            slots = (runs.slot[:, None] * self.k + among_k) % lengths
-            each = [np.repeat(values, self.k) for values in (lengths.ravel(), runs.key)]
+            slots = (runs.slot[:, None] * k + among_k) % lengths
+            each = [np.repeat(values, k) for values in (lengths.ravel(), runs.key)]
             within = permute_within(slots.ravel(), *each).reshape(slots.shape)
         firsts = random_words(derive_key(self.key, _START), runs.key) % sizes.astype(np.uint64)
         places = (firsts.astype(np.int64)[:, None] + within) % sizes[:, None]
         rows = self.pools.rows[self.pools.starts[runs.pool][:, None] + places]
-        return rows.astype(np.int64).reshape(*positions.shape, self.k)
+        return rows.astype(np.int64).reshape(*positions.shape, k)
 
     def _of_visits(self, positions: Integers, together: int) -> _Runs:
         """Return runs for the cells of a pool among positions that are read together."""
         windows = np.unique(positions // together)
         every = (windows[:, None] * together + np.arange(together)).ravel()
         every = every[every < self.n_positions]
-        pools = self._pools_at(every)
+        pools = self._pools_of(self.order(every))
         numbers = every // together
         # The rank of each cell among those of its window and pool, and how many these are.
-        order = np.lexsort((pools, numbers))
-        is_first = np.ones(order.size, np.bool_)
-        is_first[1:] = (np.diff(pools[order]) != 0) | (np.diff(numbers[order]) != 0)
-        firsts = np.flatnonzero(is_first)
-        counts = np.diff(firsts, append=order.size)
-        rank, n = np.empty_like(every), np.empty_like(every)
-        rank[order] = np.arange(order.size) - np.repeat(firsts, counts)
-        n[order] = np.repeat(counts, counts)
+        joint = numbers * (self.pools.starts.size - 1) + pools
+        _, group, counts = np.unique(joint, return_inverse=True, return_counts=True)
+        rank = np.empty_like(every)
+        rank[np.argsort(group, kind="stable")] = np.arange(every.size) - np.repeat(
+            np.cumsum(counts) - counts, counts
+        )
+        n = counts[group]
         asked = np.searchsorted(every, positions)
         pools, rank, n, numbers = (each[asked] for each in (pools, rank, n, numbers))
         # Runs of nearly equal size, so that none is left with few cells.
@@ -482,14 +471,13 @@ class _Matched:
     def _of_rows(self, positions: Integers) -> _Runs:
         """Return one run for neighbours in storage."""
         rows = self.order(positions)
-        pools = self._pools_at(positions)
+        pools = self._pools_of(rows)
         blocks, slots = np.divmod(rows, self.per_run)
         key = derive_key(self.key, _RUN)
         keys = random_words(key, random_words(key, blocks) + pools.astype(np.uint64))
         return _Runs(pools, keys, slots, np.full_like(rows, self.per_run), rows)
 
-    def _pools_at(self, positions: Integers) -> Integers:
-        rows = self.order(positions)
+    def _pools_of(self, rows: Integers) -> Integers:
         pools: Integers = self.pools.pool_of[rows].astype(np.int64)
         if pools.min(initial=0) < 0:
             msg = (

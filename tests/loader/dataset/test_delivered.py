@@ -332,7 +332,7 @@ class TestControls:
             next(
                 iter(dataset_of(collection, **own, fetch_transform=lambda cells: cells.obs["drug"]))
             )
-        with pytest.raises(ColumnError, match="obs has no column 'dose'"):
+        with pytest.raises(ColumnError, match=r"^`within`: obs has no column 'dose'"):
             dataset_of(collection, MatchedControls(blocks, "drug", "DMSO", ["dose"]))
         with pytest.raises(ParameterError, match="not read yet"):
             MatchedControls(blocks, "drug", "DMSO").n_positions(N)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import anndata
 import numpy as np
 import pandas as pd
 import pytest
@@ -214,6 +215,15 @@ def test_block_sizes():
     assert MatchedControls(Streaming(), treatment, "none", block_size=8).block_size == 8
 
 
+def test_pools_of_other_parameters_are_refused():
+    obs = pd.DataFrame({"drug": ["none", "a"] * 4, "plate": list("ppqqppqq")})
+    adata = anndata.AnnData(np.ones((8, 1)), obs=obs.set_index(obs.index.astype(str)))
+    bound: Any = MatchedControls(BlockShuffling(1), "drug", "none", "plate").bound_to(adata)
+    assert replace(bound, block_size=2).strategy.indices.tolist() == [1, 3, 5, 7]
+    with pytest.raises(ParameterError, match="another treatment, control, within, k or replace"):
+        replace(bound, within=[obs["plate"].to_numpy()])
+
+
 def test_labels_of_indices_stay_with_their_rows():
     """Weights and labels may be those of the strategy's indices, of which some are left out."""
     treatment = np.array(["none", "a", "b", "a", "none", "b", "b", "b"])
@@ -268,7 +278,12 @@ PLATE: Any = ["p", "p", "p", "q", "q", None]
 
 
 NOT_MATCHED: list[tuple[dict[str, Any], str]] = [
-    ({"control": "DMSO"}, "no cell has the treatment 'DMSO' that `control` names; 'treatment'"),
+    (
+        {"control": "DMSO"},
+        "^`control`: treatment has no value 'DMSO'; there are: 'none', 'a', 'b'$",
+    ),
+    ({"control": "None"}, "^`control`: treatment has no value 'None'; near: 'none'$"),
+    ({"control": []}, "^`control`: treatment has no value None; "),
     ({"within": [PLATE]}, r"^1 treated cells have no control .* row 5 \(within\[0\]=None\)"),
     ({"k": 2, "within": [PLATE]}, "^4 treated cells have fewer than k=2 .*replace=True"),
     (
@@ -277,7 +292,10 @@ NOT_MATCHED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"within": [PLATE[:3]]}, "`within` must have one value for each of 6 cells, but got 3"),
     ({"within": {"plate", "line"}}, "`within` must be a list .* set, which has no order"),
-    ({"control": ["none", "a", "b"]}, "none of the cells that are visited is treated"),
+    (
+        {"control": ["none", "a", "b"]},
+        "none of the cells that are visited is treated; check `control`",
+    ),
     ({"k": 0}, "`k >= 1`"),
     ({"redraw": "always"}, "`redraw` must be one of"),
     ({"unmatched": "keep"}, "`unmatched` must be one of"),

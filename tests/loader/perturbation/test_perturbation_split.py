@@ -185,7 +185,7 @@ CANNOT_BE: list[tuple[Any, str]] = [
     (
         {"zeroshot": {"replogle.rpe1": "test"}, "perturbations": {"val": ["AARS"]}}
         | {"training": {"replogle": "train"}},
-        "[perturbations] in used cell types: 'AARS' of 'replogle.rpe1' is in 'test' already",
+        "[perturbations]: 'AARS' of 'replogle.rpe1' is in 'test' already",
     ),
     (
         {"fewshot": {"replogle.rpe1": {"val": ["AARS"]}}, "perturbations": {"test": ["AARS"]}},

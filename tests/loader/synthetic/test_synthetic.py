@@ -13,8 +13,8 @@ import pytest
 import scipy.sparse
 
 from cellfeed import ParameterError
-from cellfeed.synthetic import _plates as _synthetic
-from cellfeed.synthetic import write_tahoe_like
+from cellfeed import synthetic as _synthetic
+from cellfeed.synthetic import plate_sizes, write_tahoe_like
 
 CONDITION = ["plate", "drug", "dosage", "cell_line"]
 CATEGORICAL = ["plate", "cell_line", "drug", "moa_broad", "moa_fine"]
@@ -63,6 +63,7 @@ class TestExperiment:
     def test_another_number_of_plates_is_even(self, tmp_path):
         paths = write_tahoe_like(tmp_path, **(TINY | {"n_cells": 100}))
         assert [anndata.read_h5ad(path).n_obs for path in paths] == [34, 33, 33]
+        assert plate_sizes(100, np.int64(3)).tolist() == [34, 33, 33]
 
     def test_labels_are_those_of_tahoe(self, obs):
         expected = {"cell_line": 50, "drug": 380, "moa_broad": 4, "moa_fine": 25}
@@ -166,7 +167,7 @@ def test_the_file_is_as_anndata_would_write_it(paths, plates, tmp_path):
 def test_values_are_appended_in_any_portions(tmp_path, expected):
     values = np.random.default_rng(0).poisson(2, 30_000).astype(np.float32)
     with h5py.File(tmp_path / "values.h5", "w") as file:
-        array = _synthetic.GrowingArray(file, "values", np.float32, expected)
+        array = _synthetic._GrowingArray(file, "values", np.float32, expected)
         for portion in np.split(values, [7, 7, 20_000]):
             array.append(portion)
         array.finish()
@@ -255,7 +256,7 @@ class TestRepetition:
         def fail(array, values):
             raise OSError(errno.ENOSPC, "file write failed: what HDF5 says about it at length")
 
-        monkeypatch.setattr(_synthetic.GrowingArray, "append", fail)
+        monkeypatch.setattr(_synthetic._GrowingArray, "append", fail)
         monkeypatch.setattr(_synthetic, "usable_cpu_count", lambda: num_threads)
         with pytest.raises(OSError, match=r"No space left on device.*plate0\d\.h5ad'"):
             write_tahoe_like(tmp_path, **TINY)
