@@ -54,7 +54,6 @@ if typing.TYPE_CHECKING:
     from cellfeed.storages.memory_maps import MemoryMapSource as MemoryMapSource
     from cellfeed.storages.parquet import ParquetSource as ParquetSource
     from cellfeed.storages.postgres import PostgresSource as PostgresSource
-    from cellfeed.storages.postgres._load_database import Loaded as Loaded
     from cellfeed.storages.postgres._load_database import load_database as load_database
     from cellfeed.storages.soma import SomaSource as SomaSource
     from cellfeed.storages.tenx import TenxSource as TenxSource
@@ -85,7 +84,7 @@ _NAMES_OF = {
     "storages.memory_maps": "MemoryMapSource",
     "storages.parquet": "ParquetSource",
     "storages.postgres": "PostgresSource",
-    "storages.postgres._load_database": "Loaded load_database",
+    "storages.postgres._load_database": "load_database",
     "storages.soma": "SomaSource",
     "storages.tenx": "TenxSource",
     "storages.tokens": "Span TokenStream TokenStreamWriter",

@@ -221,9 +221,9 @@ def test_neighbours_in_space(tmp_path):
 @pytest.mark.server
 def test_postgres(plates, postgres_server, monkeypatch):
     options = postgres_server.options
-    done = load_database(plates, postgres_server.url, "examples", database_options=options)
+    url = load_database(plates, postgres_server.url, "examples", database_options=options)
     monkeypatch.setenv("PGPASSWORD", postgres_server.password)
-    printed = output_of(EXAMPLES / "postgres.py", done.url)
+    printed = output_of(EXAMPLES / "postgres.py", url)
     assert "1,000 of 2,000 cells to train on" in printed
     losses = losses_in(printed)
     assert losses[-1] < losses[0]

@@ -90,7 +90,7 @@ class PostgresServer:
         """Load a file as a collection of a name; return its URL."""
         from cellfeed import load_database  # noqa: PLC0415 - not in the process of the server
 
-        return load_database(path, self.url, name, database_options=self.options, **options).url
+        return load_database(path, self.url, name, database_options=self.options, **options)
 
     def ask(self, query: str) -> list[tuple[object, ...]]:
         """Run a query, and return its rows."""

@@ -220,10 +220,6 @@ class LoadedRows(ChunkedElement):
         """Return its size in memory, in bytes."""
         return sum(each.nbytes for each in self.arrays if each is not None)
 
-    def chunked(self) -> Chunks:
-        """Return the rows in memory."""
-        return self._chunks
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:

@@ -586,7 +586,7 @@ class ChunkedElement(StoredElement):
     def read_rows(self, runs: Runs) -> CsrRows | RaggedRows | NDArray[Any]:
         """Read rows in this thread, with values as stored."""
         chunks, rows = self.chunked(), expand(runs)
-        if isinstance(chunks, RaggedChunks | RowRanges):
+        if isinstance(chunks, RaggedChunks | RowRanges) and chunks.layout == "ragged":
             return read_ragged(chunks, rows)
         lengths = chunks.lengths_of(rows)
         ends = np.concatenate([[0], np.cumsum(lengths)])

@@ -4,15 +4,13 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from urllib.parse import parse_qsl, quote, urlencode
 
 from cellfeed.bytes import Location, is_cancelled
 from cellfeed.extending import CellfeedError, RemoteError, one_line
 from cellfeed.rows import Layout
 from cellfeed.sources import library
-
-_Result = TypeVar("_Result")
 
 _DEFAULTS: dict[str, Any] = {
     "application_name": "cellfeed",
@@ -78,34 +76,6 @@ class Database:
         """
         return library("psycopg", self.location, what="PostgreSQL", extra="postgres")
 
-    def retried(self, ask: Callable[[], _Result], what: str) -> _Result:
-        """Call a function, and retry it while the error may pass and there is time.
-
-        Parameters
-        ----------
-        what
-            What is read, for messages; see `failure`.
-
-        Raises
-        ------
-        RemoteError
-            The last attempt failed.
-        """
-        latest, pause = time.monotonic() + _RETRY_SECONDS, _FIRST_PAUSE
-        while True:
-            try:
-                return ask()
-            except self.driver.Error as error:
-                state = error.sqlstate
-                may_pass = state.startswith(_PASSING) if state else self._is_of_connection(error)
-                if not may_pass or time.monotonic() > latest or is_cancelled():
-                    raise self.failure(error, what) from None
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _is_of_connection(self, error: Exception) -> bool:
-        return isinstance(error, self.driver.OperationalError | self.driver.InterfaceError)
-
     def failure(self, error: Any, what: str = "") -> CellfeedError:
         """Return a one-line error for an exception of psycopg.
 
@@ -150,10 +120,11 @@ class Session:
             None was ever opened; this is not retried.
         """
         if not self.is_open:
-            database = self._database
+            database, driver = self._database, self._database.driver
             try:
-                self._connection = database.driver.connect(**database.arguments)
-            except database.driver.Error as error:
+                arguments = {**database.arguments, "cursor_factory": driver.RawCursor}
+                self._connection = driver.connect(**arguments)
+            except driver.Error as error:
                 if database.has_connected:
                     raise
                 raise database.failure(error) from None
@@ -165,31 +136,44 @@ class Session:
         return self._connection
 
     def ask(
-        self, query: str, parameters: tuple[Any, ...] = (), what: str = "", *, binary: bool = False
+        self,
+        query: str,
+        parameters: tuple[Any, ...] = (),
+        what: str = "",
+        gives_up: Callable[[Exception], bool] = lambda error: False,  # noqa: ARG005
     ) -> list[tuple[Any, ...]]:
-        """Return the rows of a read-only query.
+        """Return the rows of a read-only query; ask again while the error may pass.
 
         Parameters
         ----------
         query, parameters
-            The query, and what stands for its placeholders.
+            The query, and the values of ``$1``, ``$2`` and so on.
         what
             What is read, for messages; see `Database.failure`.
-        binary
-            Whether values are sent in binary form.
+        gives_up
+            Called with each error that may pass; if it returns True, the query is not retried.
 
         Raises
         ------
         RemoteError
             The server does not answer.
         """
-
-        def ask() -> list[tuple[Any, ...]]:
-            found = self.connection().execute(query, parameters or None, binary=binary)
-            rows: list[tuple[Any, ...]] = found.fetchall()
-            return rows
-
-        return self._database.retried(ask, what)
+        driver, pause = self._database.driver, _FIRST_PAUSE
+        latest = time.monotonic() + _RETRY_SECONDS
+        while True:
+            try:
+                found = self.connection().execute(query, parameters or None, binary=True)
+                rows: list[tuple[Any, ...]] = found.fetchall()
+            except driver.Error as error:
+                of_connection = isinstance(error, driver.OperationalError | driver.InterfaceError)
+                state = error.sqlstate
+                may_pass = state.startswith(_PASSING) if state else of_connection
+                if not may_pass or gives_up(error) or time.monotonic() > latest or is_cancelled():
+                    raise self._database.failure(error, what) from None
+            else:
+                return rows
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def close(self) -> None:
         """Close the connection; in a fork, it is that of the other process."""
@@ -267,17 +251,6 @@ class ElementColumn:
     row_shape: Sequence[int]
     genes: str | None
     n_bytes: int
-
-
-def escaped(sql: str) -> str:
-    """Return SQL without placeholders, escaped for use with parameters of psycopg.
-
-    Examples
-    --------
-    >>> escaped(quoted("% mito"))
-    '"%% mito"'
-    """
-    return sql.replace("%", "%%")
 
 
 def quoted(*names: str) -> str:

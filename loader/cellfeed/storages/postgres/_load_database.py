@@ -2,10 +2,9 @@
 
 import json
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 from urllib.parse import quote
@@ -185,25 +184,6 @@ def _write(
 PathLike = str | os.PathLike[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """A collection that was loaded into a database.
-
-    Parameters
-    ----------
-    url
-        URL for `open_collection`, without a password.
-    n_cells
-        Number of cells.
-    seconds
-        Duration of the load.
-    """
-
-    url: str
-    n_cells: int
-    seconds: float
-
-
 def load_database(
     paths: PathLike | Source | Iterable[PathLike | Source],
     url: PathLike,
@@ -213,7 +193,7 @@ def load_database(
     obs: Sequence[str] | None = None,
     database_options: Mapping[str, Any] | None = None,
     on_progress: Callable[[int, int], object] | None = None,
-) -> Loaded:
+) -> str:
     """Write a collection into a PostgreSQL database, from which `open_collection` reads it.
 
     docs/how-to/postgres.md describes the tables. All cells are written in one transaction, so that
@@ -237,6 +217,10 @@ def load_database(
     on_progress
         Called with the number of cells that were written, and the total number.
 
+    Returns
+    -------
+    The URL for `open_collection`, without a password.
+
     Raises
     ------
     RemoteError
@@ -254,7 +238,6 @@ def load_database(
     >>> from cellfeed import load_database
     >>> load_database("plates", "postgresql://me@host/cells", "plates")  # doctest: +SKIP
     """
-    start = time.perf_counter()
     location = Location.of(url, database_options)
     if location.scheme not in ("postgresql", "postgres"):
         msg = f"{location.shown}: is not a database; give postgresql://user@host/database"
@@ -291,8 +274,4 @@ def load_database(
         except database.driver.Error as error:
             raise database.failure(error) from None
     separator = "&" if "?" in location.text else "?"
-    return Loaded(
-        url=f"{location}{separator}collection={quote(name)}",
-        n_cells=len(collection),
-        seconds=time.perf_counter() - start,
-    )
+    return f"{location}{separator}collection={quote(name)}"

@@ -23,7 +23,6 @@ from cellfeed.storages.postgres._database import (
     ElementColumn,
     ObsColumn,
     Session,
-    escaped,
     quoted,
 )
 from cellfeed.storages.postgres._packed import PackedRowError, unpack_rows
@@ -37,8 +36,10 @@ _IDS_PER_REQUEST = 512
 _REQUEST_BYTES = 1 << 20  # of rows, about
 
 
-class Pool:
+class Pool(OpenedPerProcess):
     """Threads of a process, each of which asks for rows over a connection, opened when needed.
+
+    They end with this object.
 
     Parameters
     ----------
@@ -48,35 +49,55 @@ class Pool:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._sessions = [Session(database) for _ in range(_CONNECTIONS)]
-        self._idle = LifoQueue[Session]()  # so that open ones are taken first
-        for session in self._sessions:
-            self._idle.put(session)
-        self.threads = ThreadPoolExecutor(_CONNECTIONS, "cellfeed-postgres")
 
-    def answer(self, query: str, ids: Sequence[int]) -> list[bytes]:
-        """Return the packed row of each id, in a thread of the pool.
+    def _open(
+        self,
+    ) -> tuple[ThreadPoolExecutor, Sequence[Session], LifoQueue[Session]]:
+        sessions = [Session(self._database) for _ in range(_CONNECTIONS)]
+        idle = LifoQueue[Session]()  # so that open ones are taken first
+        for session in sessions:
+            idle.put(session)
+        threads = ThreadPoolExecutor(_CONNECTIONS, "cellfeed-postgres")
+        weakref.finalize(self, _end, threads, os.getpid())
+        return threads, sessions, idle
+
+    def ask(self, query: str, ids: Sequence[int]) -> Future[list[bytes]]:
+        """Request the packed row of each id.
 
         Parameters
         ----------
         query
-            The query, with ``ANY(%s)`` for the ids; returns id and packed row.
+            The query, with ``ANY($1)`` for the ids; returns id and packed row.
         ids
             Ids of cells, ascending.
 
-        Raises
-        ------
-        RemoteError
-            The server does not answer.
-        FormatError
-            Rows are missing.
+        Returns
+        -------
+        The rows; or a `RemoteError` if the server does not answer, and a `FormatError` if rows are
+        missing.
         """
-        session = self._session()
-        try:
-            cells = f"cell {ids[0]}" if len(ids) == 1 else f"cells {ids[0]} to {ids[-1]}"
-            found = dict(session.ask(query, (ids,), cells, binary=True))
-        finally:
-            self._idle.put(session)
+        threads: ThreadPoolExecutor = self()[0]
+        return threads.submit(self._answer, query, ids)
+
+    def _answer(self, query: str, ids: Sequence[int]) -> list[bytes]:
+        _, sessions, idle = self()
+
+        def is_left_out(error: Exception) -> bool:
+            has_no_slot = any(words in str(error) for words in _TOO_MANY)
+            return has_no_slot and any(each.is_open for each in sessions)
+
+        cells = f"cell {ids[0]}" if len(ids) == 1 else f"cells {ids[0]} to {ids[-1]}"
+        while True:
+            session = idle.get()
+            try:
+                found = dict(session.ask(query, (ids,), cells, gives_up=is_left_out))
+            except Exception as error:
+                if is_left_out(error):
+                    continue  # with another session: the server has no connection for this one
+                idle.put(session)
+                raise
+            idle.put(session)
+            break
         missing = [each for each in ids if found.get(each) is None]
         if missing:
             more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
@@ -84,36 +105,6 @@ class Pool:
             msg = f"{self._database.location}: packed rows of cells {named}{more} are missing"
             raise FormatError(f"{msg}; load the collection again")
         return [found[each] for each in ids]
-
-    def _session(self) -> Session:
-        """Take an idle session; those for which the server has no connection are left out."""
-        while True:
-            session = self._idle.get()
-            try:
-                session.connection()
-            except Exception as error:  # noqa: BLE001 - asking raises it again
-                has_no_slot = any(words in str(error) for words in _TOO_MANY)
-                if has_no_slot and any(each.is_open for each in self._sessions):
-                    continue
-            return session
-
-
-class PoolOfProcess(OpenedPerProcess):
-    """Calling it returns the pool of this process, which ends with this object.
-
-    Parameters
-    ----------
-    database
-        The database.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def _open(self) -> Pool:
-        pool = Pool(self._database)
-        weakref.finalize(self, _end, pool.threads, os.getpid())
-        return pool
 
 
 def _end(threads: ThreadPoolExecutor, process: int) -> None:
@@ -190,7 +181,7 @@ class PostgresElement(StoredElement):
     def __init__(
         self,
         database: Database,
-        pool: PoolOfProcess,
+        pool: Pool,
         schema: str,
         column: ElementColumn,
         n_stored: int,
@@ -204,8 +195,7 @@ class PostgresElement(StoredElement):
         self.var = None if column.genes is None else column.genes.removeprefix("genes/")
         self.expected_row_bytes = max(1.0, column.n_bytes / max(1, n_stored))
         table, packed = quoted(schema, "packed"), quoted(column.name)
-        head = escaped(f"SELECT id, {packed} FROM {table}")  # noqa: S608 - they are quoted
-        self._query = f"{head} WHERE id = ANY(%s::bigint[])"
+        self._query = f"SELECT id, {packed} FROM {table} WHERE id = ANY($1::bigint[])"  # noqa: S608
         # Replaced when it changes, since two threads read it.
         self._pending = tuple[weakref.ref[PendingRows], ...]()
 
@@ -216,8 +206,8 @@ class PostgresElement(StoredElement):
         """Return the names of the columns."""
         if self._column.genes is None:
             return super().var_names()
-        table = escaped(quoted(self._schema, "cellfeed"))
-        query = f"SELECT value FROM {table} WHERE key = %s"  # noqa: S608
+        table = quoted(self._schema, "cellfeed")
+        query = f"SELECT value FROM {table} WHERE key = $1"  # noqa: S608
         with Session(self._database) as session:
             found = session.ask(query, (self._column.genes,))
         if not found or len(found[0][0]) != self.shape[1]:
@@ -240,10 +230,9 @@ class PostgresElement(StoredElement):
         return pending
 
     def _asked(self, ids: NDArray[np.int64]) -> PendingRows:
-        pool: Pool = self._pool()
         n = int(min(max(_REQUEST_BYTES // self.expected_row_bytes, 1), _IDS_PER_REQUEST))
         some = [ids[k : k + n].tolist() for k in range(0, ids.size, n)]
-        parts = [pool.threads.submit(pool.answer, self._query, each) for each in some]
+        parts = [self._pool.ask(self._query, each) for each in some]
         return PendingRows(ids, parts, self._database.location)
 
     def _packed(self, ids: NDArray[np.int64]) -> list[bytes]:
@@ -333,12 +322,36 @@ class PostgresSource(Source):
         self.location = Location.of(url, storage_options)
         self._database = Database(self.location)
         self._where = where
-        schema, n_cells, self._token, self._obs, elements = self._read_metadata()
+        with Session(self._database) as session:
+            found = dict(session.ask(_COLLECTIONS))
+            readable = [name for name, may_read in found.items() if may_read]
+            schema = self._database.collection
+            if schema is None and len(readable) == 1:
+                schema = readable[0]
+            if schema is None or schema not in found:
+                said = f"there is no collection {schema!r}" if schema else "name a collection"
+                listed = ", ".join(readable) or "none"
+                msg = f"{self.location}: {said}; give ?collection=NAME, one of: {listed}"
+                raise PathError(msg)
+            table = quoted(schema, "cellfeed")
+            query = f"SELECT key, value FROM {table} WHERE key NOT LIKE 'genes/%'"  # noqa: S608
+            rows = dict(session.ask(query))
+        if rows.get("version") != VERSION:
+            msg = f"{self.location}: {schema} has version {rows.get('version')!r} of the layout"
+            msg = f"{msg}, but this cellfeed reads {VERSION}; load it again, or update cellfeed"
+            raise FormatError(msg)
+        try:
+            self._obs = {each["name"]: ObsColumn(**each) for each in rows["obs"]}
+            elements = [ElementColumn(**each) for each in rows["elements"]]
+            n_cells, self._token = int(rows["n_cells"]), str(rows["token"])
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"{self.location}: the metadata of {schema} is damaged ({one_line(error)})"
+            raise FormatError(f"{msg}; load it again") from None
         self._cells = quoted(schema, "cells")
         self._ids: NDArray[np.int64] | range = range(n_cells)
         if where is not None:
             self._ids = self._read_ids(where)
-        pool = PoolOfProcess(self._database)
+        pool = Pool(self._database)
         self.elements = {
             each.name: PostgresElement(self._database, pool, schema, each, n_cells, self._ids)
             for each in elements
@@ -408,45 +421,13 @@ class PostgresSource(Source):
     ) -> Iterator[list[tuple[Any, ...]]]:
         """Yield ids and columns of cells that fulfil a condition, by ascending id, in parts."""
         selected = ", ".join(["id", *map(quoted, columns)])
-        query = f"SELECT {selected} FROM {self._cells} WHERE ({where}\n) AND "  # noqa: S608
-        is_range = isinstance(ids, range)
-        query = escaped(query) + ("id BETWEEN %s AND %s" if is_range else "id = ANY(%s)")
+        some_ids = "id BETWEEN $1 AND $2" if isinstance(ids, range) else "id = ANY($1)"
+        query = f"SELECT {selected} FROM {self._cells} WHERE ({where}\n) AND {some_ids} ORDER BY id"  # noqa: S608
         with Session(self._database) as session:
             for k in range(0, max(1, len(ids)), _ROWS):
                 some = ids[k : k + _ROWS]
                 parameters = (k, k + _ROWS - 1) if isinstance(some, range) else (some.tolist(),)
-                yield session.ask(f"{query} ORDER BY id", parameters)
-
-    def _read_metadata(
-        self,
-    ) -> tuple[str, int, str, dict[str, ObsColumn], list[ElementColumn]]:
-        """Return schema, number of cells, token of the load, and obs columns and elements."""
-        with Session(self._database) as session:
-            found = dict(session.ask(_COLLECTIONS))
-            readable = [name for name, may_read in found.items() if may_read]
-            schema = self._database.collection
-            if schema is None and len(readable) == 1:
-                schema = readable[0]
-            if schema is None or schema not in found:
-                said = f"there is no collection {schema!r}" if schema else "name a collection"
-                listed = ", ".join(readable) or "none"
-                msg = f"{self.location}: {said}; give ?collection=NAME, one of: {listed}"
-                raise PathError(msg)
-            table = quoted(schema, "cellfeed")
-            query = f"SELECT key, value FROM {table} WHERE key NOT LIKE 'genes/%'"  # noqa: S608
-            rows = dict(session.ask(query))
-        if rows.get("version") != VERSION:
-            msg = f"{self.location}: {schema} has version {rows.get('version')!r} of the layout"
-            raise FormatError(
-                f"{msg}, but this cellfeed reads {VERSION}; load it again, or update cellfeed"
-            )
-        try:
-            obs = {each["name"]: ObsColumn(**each) for each in rows["obs"]}
-            elements = [ElementColumn(**each) for each in rows["elements"]]
-            return schema, int(rows["n_cells"]), str(rows["token"]), obs, elements
-        except (KeyError, TypeError, ValueError) as error:
-            msg = f"{self.location}: the metadata of {schema} is damaged ({one_line(error)})"
-            raise FormatError(f"{msg}; load it again") from None
+                yield session.ask(query, parameters)
 
     def _read_ids(self, where: str) -> NDArray[np.int64]:
         try:

@@ -10,13 +10,12 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from cellfeed.bytes import (
@@ -31,7 +30,7 @@ from cellfeed.bytes import (
     versions_below,
     versions_of,
 )
-from cellfeed.extending import CellfeedError, FormatError, ParameterError, PathError, os_errors
+from cellfeed.extending import FormatError, ParameterError, PathError, one_line
 from cellfeed.sources import files_in
 
 # The folder, on this machine, a web server or an object store: its files.
@@ -66,68 +65,64 @@ class Folder:
         There is no such folder, or it cannot be listed.
     """
 
-    def __init__(self, location: Location, names: Sequence[str] | None) -> None:
+    def __init__(self, location: Location, names: Iterable[str] | None) -> None:
         self.location = location
         self._path = None if location.path is None else location.path.absolute()
-        self._versions: dict[str, Version | None] = {}
-        self._is_listed = True
+        self._versions, self._is_listed = dict[str, Version](), True
         if self._path is not None:
             if not self._path.is_dir():
                 raise PathError(f"{location.shown}: no such folder; check the path")
-            try:
-                self.names = sorted(os.listdir(self._path))  # noqa: PTH208 - only names
-            except OSError as error:
-                raise unreadable(location, error) from error
+            self.names = sorted(self._local("", os.listdir))
             return
         self.location = Location(location.text.rstrip("/"), location.options)
         listed = versions_below(self.location, _MOST_OBJECTS)
+        self._is_listed = listed is not None
         if listed is not None:
-            self._versions |= listed
-            names = {*(name.partition("/")[0] for name in listed)}  # type: ignore[assignment]
+            self._versions, names = listed, {name.partition("/")[0] for name in listed}
         elif names is None:
             msg = f"{location}: its shards cannot be listed; name them, as in"
             raise PathError(f"{msg} cellfeed.TokenStream({location.text!r}, shards=['a', 'b'])")
-        self._is_listed, self.names = listed is not None, sorted(names or ())
+        self.names = sorted(names)
 
     def files(self, names: Sequence[str]) -> ByteStore:
         """Return files, numbered in this order."""
         if self._path is not None:
             return files_in(self._path, names)
-        unknown = [] if self._is_listed else [each for each in names if each not in self._versions]
-        if unknown:
-            self._versions |= dict.fromkeys(unknown) | versions_of(self.location, unknown)
+        locations = [self.location / name for name in names]
         versions = [*map(self._versions.get, names)]
-        return RemoteObjects(partial(_below, self.location, names), versions.__getitem__)
+        return RemoteObjects(locations.__getitem__, versions.__getitem__)
 
     def sizes(self, names: Sequence[str]) -> list[int]:
         """Return the sizes of files in bytes, -1 for those that are missing."""
+        if not self._is_listed:
+            self._versions |= versions_of(self.location, names)
         sizes: list[int] = self.files(names).sizes(np.arange(len(names))).tolist()
         return sizes
 
     def contents(self, names: Sequence[str]) -> list[bytes]:
         """Return the contents of small files."""
         if self._path is not None:
-            return [bytes(self._local(name, Path.read_bytes)) for name in names]
+            return [self._local(name, Path.read_bytes) for name in names]
         sizes = self.sizes(names)
         for name, size in zip(names, sizes, strict=True):
             if size < 0:
                 raise PathError(f"{self.location / name}: no such object; check the URL")
         files = np.arange(len(names), dtype=np.int64)
-        found = self.files(names).read_ranges(files, np.zeros_like(files), np.array(sizes))
-        return [bytes(each) for each in map(self._whole, names, found, sizes)]
+        found: Any = self.files(names).read_ranges(files, np.zeros_like(files), np.array(sizes))
+        return [*map(bytes, found)]
 
     def table(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of a file: memory-mapped, read, or cached on this machine."""
         if self._path is not None:
             mapped: NDArray[np.uint8] = self._local(name, map_or_read)
             return mapped
-        objects, (size,) = self.files([name]), self.sizes([name])
+        objects = self.files([name])
+        size = int(objects.sizes(np.zeros(1, np.int64))[0])
 
         def read() -> Mapping[str, NDArray[Any]]:
             firsts = np.arange(0, size, _PIECE_BYTES, dtype=np.int64)
-            counts = np.minimum(firsts + _PIECE_BYTES, size) - firsts
-            found = objects.read_ranges(np.zeros_like(firsts), firsts, counts)
-            pieces = [*map(self._whole, [name] * firsts.size, found, counts.tolist())]
+            counts = np.minimum(size - firsts, _PIECE_BYTES)
+            pieces: Any = objects.read_ranges(np.zeros_like(firsts), firsts, counts)
             return {"bytes": np.frombuffer(b"".join(pieces), np.uint8)}
 
         cached = CachedTables(str(self.location), name, objects.identity)
@@ -135,38 +130,26 @@ class Folder:
 
     def version(self) -> str | None:
         """Return a digest of the versions of all objects; None if one has none, or for files."""
-        tags = {
-            name: each.etag for name, each in sorted(self._versions.items()) if each is not None
-        }
+        tags = {name: each.etag for name, each in sorted(self._versions.items())}
         return digest_of(repr(tags)) if tags and None not in tags.values() else None
 
     def _local(self, name: str, read: Callable[[Path], Any]) -> Any:
-        """Read a file; refuse a pipe, since opening it would wait for ever."""
-        path = Path(self._path or "", name)
+        """Read a file or folder; refuse a pipe, since opening it would wait for ever."""
+        path, where = Path(self._path or "", name), self.location / name
         refuse_pipe(path)
         try:
             return read(path)
         except (OSError, ValueError) as error:
-            raise unreadable(self.location / name, error) from error
-
-    def _whole(self, name: str, found: Any, size: int) -> Any:
-        if found is None or len(found) != size:
-            raise FormatError(f"{self.location / name}: is shorter than expected; upload it again")
-        return found
+            number = getattr(error, "errno", None)
+            if number in _REMEDIES:
+                raise PathError(f"{where}: {_REMEDIES[number]}") from error
+            raise damaged(where, f"cannot be read ({error})") from error
 
 
-def _below(folder: Location, names: Sequence[str], number: int) -> Location:
-    return folder / names[number]
-
-
-def unreadable(where: Location, error: Exception) -> CellfeedError:
-    """Return the error for a file of a shard that could not be read, with the remedy."""
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        msg = f"{where}: too many files are open; allow more, for example with `ulimit -n 65536`"
-        return PathError(msg)
-    if isinstance(error, PermissionError):
-        return PathError(f"{where}: permission to read is denied; check its permissions")
-    return damaged(where, f"cannot be read ({error})")
+_REMEDIES = {
+    errno.EMFILE: "too many files are open; allow more, for example with `ulimit -n 65536`",
+    errno.EACCES: "permission to read is denied; check its permissions",
+}
 
 
 def damaged(where: Location, what: str) -> FormatError:
@@ -209,7 +192,7 @@ class ShardHeader:
     Parameters
     ----------
     dtype
-        Dtype of the tokens: as NumPy names it, or a list of fields with their dtypes.
+        Dtype of the tokens.
     n_tokens, n_documents, longest_document, n_spans
         Counts, and the number of tokens of the longest document; ``n_documents`` is None if the
         shard has no documents.
@@ -221,7 +204,7 @@ class ShardHeader:
         Size in bytes of each file.
     """
 
-    dtype: Any
+    dtype: np.dtype[Any]
     n_tokens: int
     n_documents: int | None
     longest_document: int
@@ -244,37 +227,21 @@ def require_dtype(dtype: Any) -> np.dtype[Any]:
     except (TypeError, ValueError) as error:
         msg = f"`dtype` must be a NumPy dtype, such as 'uint16', but got {dtype!r}"
         raise ParameterError(msg) from error
-    parts = {"": given} if given.names is None else {name: given[name] for name in given.names}
-    for name, part in parts.items():
-        base = part.base
-        if base.kind not in _KINDS or base.itemsize > _LARGEST_ITEM or (part.shape and not name):
-            msg = "`dtype` must be of integers, floats or booleans of at most 8 bytes, or of fields"
-            raise ParameterError(f"{msg} of these, but got {given}; leave out other fields")
-    little = {
-        name: np.dtype((part.base.newbyteorder("<"), part.shape)) for name, part in parts.items()
-    }
-    return little[""] if given.names is None else np.dtype(list(little.items()))
+    fields = [given] if given.names is None else [given[name] for name in given.names]
+    bases = [each.base for each in fields]
+    are_numbers = all(each.kind in _KINDS and each.itemsize <= _LARGEST_ITEM for each in bases)
+    if not (fields and are_numbers) or given.shape:
+        msg = "`dtype` must be of integers, floats or booleans of at most 8 bytes, or of fields"
+        raise ParameterError(f"{msg} of these, but got {given}; leave out other fields")
+    little = [each.newbyteorder("<") for each in fields]
+    return little[0] if given.names is None else np.dtype([*zip(given.names, little, strict=True)])
 
 
-def dtype_of(shown: Any) -> np.dtype[Any]:
-    """Return the dtype in a header, which `numpy.lib.format.dtype_to_descr` wrote there.
-
-    Raises
-    ------
-    ParameterError, TypeError, ValueError
-        The dtype is invalid.
-    """
-    if isinstance(shown, str):
-        return require_dtype(shown)
-    return require_dtype([(str(name), str(base), *map(tuple, rest)) for name, base, *rest in shown])
-
-
-def write_header(folder: Path, header: ShardHeader) -> Path:
-    """Write the header of a shard, with its checksum; return the file."""
-    fields = {"format": _FORMAT, "version": _VERSION, **asdict(header)}
-    path = folder / HEADER
-    path.write_text(json.dumps(fields | {"checksum": _checksum(fields)}, indent=1) + "\n")
-    return path
+def encoded_header(header: ShardHeader) -> bytes:
+    """Return the header of a shard as JSON, with its checksum."""
+    described = {"dtype": npy.dtype_to_descr(header.dtype)}
+    fields = {"format": _FORMAT, "version": _VERSION, **asdict(header), **described}
+    return f"{json.dumps(fields | {'checksum': _checksum(fields)}, indent=1)}\n".encode()
 
 
 def read_headers(folder: Folder, shards: Sequence[str]) -> list[ShardHeader]:
@@ -283,7 +250,7 @@ def read_headers(folder: Folder, shards: Sequence[str]) -> list[ShardHeader]:
     Raises
     ------
     FormatError
-        A header is damaged or of a later version, or a file has another size.
+        A header is damaged or of another version, or a file has another size.
     PathError
         A header may not be read or is missing, or too many files are open.
     """
@@ -296,12 +263,9 @@ def read_headers(folder: Folder, shards: Sequence[str]) -> list[ShardHeader]:
         for name, n_bytes in header.files.items()
     }
     for (name, n_bytes), there in zip(expected.items(), folder.sizes([*expected]), strict=True):
-        where = folder.location / name
-        if there < 0:
-            raise FormatError(f"{where}: is missing; write or copy the shard again")
         if there != n_bytes:
-            msg = f"{where}: has {there:,} bytes, but {n_bytes:,} were written"
-            raise FormatError(f"{msg}; copy the shard again")
+            what = f"has {there:,} bytes, but {n_bytes:,} were written"
+            raise damaged(folder.location / name, what if there >= 0 else "is missing")
     return headers
 
 
@@ -309,62 +273,26 @@ def _header(where: Location, content: bytes) -> ShardHeader:
     try:
         fields = json.loads(content)
         checksum = fields.pop("checksum")
-        found, version = fields.pop("format"), fields.pop("version")
-        is_whole = checksum == _checksum({"format": found, "version": version, **fields})
-    except (ValueError, LookupError, AttributeError) as error:
+        is_whole = checksum == _checksum(fields)
+        kind, version = fields.pop("format"), fields.pop("version")
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise damaged(where, f"cannot be read ({type(error).__name__})") from error
-    if found == _FORMAT and isinstance(version, int) and version > _VERSION:
-        msg = f"{where}: is of version {version}, but this cellfeed reads {_VERSION}"
-        raise FormatError(f"{msg}; update cellfeed")
-    if not is_whole or found != _FORMAT or version != _VERSION:
+    if version == _VERSION and not (is_whole and kind == _FORMAT):
         raise damaged(where, "its checksum is wrong")
-    return ShardHeader(**fields)
+    why = f"version {version}, not {_VERSION}"
+    if version == _VERSION:
+        try:
+            fields["dtype"] = require_dtype(npy.descr_to_dtype(fields["dtype"]))
+            return ShardHeader(**fields)
+        except (TypeError, ValueError, LookupError) as error:
+            why = one_line(error)
+    msg = f"{where}: was written by another version of cellfeed ({why})"
+    raise FormatError(f"{msg}; write the shard again, or update cellfeed")
 
 
 def _checksum(fields: Mapping[str, Any]) -> str:
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return digest_of(text)
-
-
-_BUFFER_BYTES = 1 << 20
-
-
-class WrittenFile:
-    """A file that is written sequentially.
-
-    Parameters
-    ----------
-    path
-        Path of the file, which must not exist.
-
-    Attributes
-    ----------
-    n_bytes
-        Size of what was written so far.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.n_bytes = path, 0
-        self._file = path.open("xb", _BUFFER_BYTES)
-
-    def write(self, data: bytes | NDArray[Any]) -> None:
-        """Write bytes, or the elements of a contiguous array."""
-        buffer = data if isinstance(data, bytes) else data.reshape(-1).view(np.uint8).data
-        with os_errors(self.path):
-            self._file.write(buffer)
-        self.n_bytes += len(buffer)
-
-    def discard(self) -> None:
-        """Close the file; bytes that cannot be written are lost."""
-        with suppress(OSError):
-            self._file.close()
-
-    def close(self) -> None:
-        """Close the file once all bytes are on disk."""
-        with os_errors(self.path):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
 
 
 # The shards of a folder, opened together.
@@ -383,6 +311,8 @@ class Shards:
 
     Attributes
     ----------
+    folder, location
+        The folder, and where it is.
     names
         Names of the folders of the shards.
     are_some
@@ -393,6 +323,8 @@ class Shards:
         Dtype of the tokens, the same in all shards.
     bounds
         Where each shard begins in the stream, in tokens, int64, shape (n_shards + 1,).
+    n_tokens
+        Number of tokens in all shards.
 
     Raises
     ------
@@ -411,8 +343,8 @@ class Shards:
 
     def __init__(self, location: Location, shards: Sequence[str] | None = None) -> None:
         wanted = None if shards is None else [f"{shard}{SUFFIX}" for shard in shards]
-        self._folder = Folder(location, wanted)
-        self.location, names = self._folder.location, self._folder.names
+        self.folder = Folder(location, wanted)
+        self.location, names = self.folder.location, self.folder.names
         found = [name for name in names if name.endswith(SUFFIX)]
         unfinished = [each for each in names if each[0] == "." and each.endswith(UNFINISHED)]
         n_there = len(found)
@@ -421,7 +353,7 @@ class Shards:
                 if name not in found:
                     msg = f"{self.location}: has no finished shard {name.removesuffix(SUFFIX)!r}"
                     raise PathError(f"{msg}; check `shards`")
-            found = sorted(wanted)
+            found = sorted({*wanted})
         elif unfinished:
             n, some = len(unfinished), ", ".join(unfinished[:3])
             msg = f"{self.location}: {n} unfinished shards are left out ({some}); finish or remove"
@@ -430,84 +362,46 @@ class Shards:
             msg = f"{self.location}: has no finished shard; write one with `TokenStreamWriter`"
             raise FormatError(msg)
         self.names, self.are_some = found, len(found) < n_there
-        self.headers = read_headers(self._folder, found)
-        self.dtype = self._dtype_of(0)
-        for shard, name in enumerate(found):
-            if self._dtype_of(shard) != self.dtype:
-                msg = (
-                    f"{self.location / name}: has tokens of {self._dtype_of(shard)}, but "
-                    f"{found[0]} of {self.dtype}; keep shards of different dtypes in different "
-                    "folders"
-                )
+        self.headers = read_headers(self.folder, found)
+        self.dtype = self.headers[0].dtype
+        for name, header in zip(found, self.headers, strict=True):
+            if header.dtype != self.dtype:
+                msg = f"{self.location / name}: has tokens of {header.dtype}, but {found[0]} of"
+                msg = f"{msg} {self.dtype}; keep shards of different dtypes in different folders"
                 raise FormatError(msg)
         sizes = [header.n_tokens for header in self.headers]
         self.bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-
-    @property
-    def n_tokens(self) -> int:
-        """Number of tokens in all shards."""
-        return int(self.bounds[-1])
-
-    def version(self) -> str | None:
-        """Return a digest that changes when an object on a server is replaced; else None."""
-        return self._folder.version()
-
-    def files(self, name: str) -> ByteStore:
-        """Return the files with one name, by shard number."""
-        return self._folder.files([f"{shard}/{name}" for shard in self.names])
-
-    def table(self, name: str) -> ShardTables:
-        """Return the file of each shard as int64, read when it is used."""
-        return ShardTables(self._folder, [f"{shard}/{name}" for shard in self.names])
-
-    def damaged(self, shard: int, name: str, what: str) -> FormatError:
-        """Return the error for a file with invalid contents."""
-        return damaged(self.location / self.names[shard] / name, what)
-
-    def _dtype_of(self, shard: int) -> np.dtype[Any]:
-        try:
-            return dtype_of(self.headers[shard].dtype)
-        except (TypeError, ValueError) as error:
-            msg = f"{self.location / self.names[shard]}: has tokens of an unknown dtype ({error})"
-            raise FormatError(f"{msg}; update cellfeed") from error
-
-
-class ShardTables:
-    """A table of int64 per shard: in each process, mapped or read when it is first used.
-
-    Parameters
-    ----------
-    folder, names
-        The files.
-    """
-
-    def __init__(self, folder: Folder, names: Sequence[str]) -> None:
-        self._folder, self._names = folder, names
-        self._tables = dict[int, NDArray[np.int64]]()
+        self.n_tokens = int(self.bounds[-1])
+        self._tables = dict[tuple[str, int], NDArray[np.int64]]()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_tables": {}}
 
-    def of(self, shard: int) -> NDArray[np.int64]:
-        """Return the table of one shard."""
-        if shard not in self._tables:
-            name = self._names[shard]
-            content = self._folder.table(name)
-            try:
-                self._tables[shard] = content.view("<i8")
-            except ValueError as error:
-                raise unreadable(self._folder.location / name, error) from error
-        return self._tables[shard]
+    def files(self, name: str) -> ByteStore:
+        """Return the files with one name, by shard number."""
+        return self.folder.files([f"{shard}/{name}" for shard in self.names])
 
-    def load(self, shards: Iterable[int]) -> None:
-        """Read the tables of shards."""
-        for shard in shards:
-            self.of(shard)
+    def table(self, name: str, shard: int) -> NDArray[np.int64]:
+        """Return a file of a shard as int64, which each process maps or reads when it needs it."""
+        if (name, shard) not in self._tables:
+            content, header = self.folder.table(f"{self.names[shard]}/{name}"), self.headers[shard]
+            n_documents = header.n_documents or 0
+            n_entries = {DOCUMENTS: n_documents + 1, INDEX: -(-header.n_tokens // header.block) + 1}
+            if content.size != 8 * n_entries.get(name, n_documents):
+                raise self.damaged(shard, name, "has another number of entries than its header")
+            self._tables[name, shard] = content.view("<i8")
+        return self._tables[name, shard]
 
-    def at(self, shards: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return one value of the table of each given shard; shards may repeat."""
+    def entries(
+        self, name: str, shards: NDArray[np.int64], places: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return one entry of the table of each given shard; shards may repeat."""
         out = np.zeros(places.size, np.int64)
         for shard in np.unique(shards).tolist():
             own = shards == shard
-            out[own] = self.of(shard)[places[own]]
+            out[own] = self.table(name, shard)[places[own]]
         return out
+
+    def damaged(self, shard: int, name: str, what: str) -> FormatError:
+        """Return the error for a file with invalid contents."""
+        return damaged(self.location / self.names[shard] / name, what)

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellfeed.bytes import Location
-from cellfeed.decode import FileExtents, RowRanges, SlowRead
-from cellfeed.extending import FormatError, ParameterError, pd, require_positive
+from cellfeed.decode import FileExtents, RowRanges
+from cellfeed.extending import FormatError, ParameterError, pd, require_list, require_positive
 from cellfeed.rows import RaggedRows
 from cellfeed.sources import (
+    ChunkedElement,
     Runs,
     Source,
     Storage,
@@ -25,23 +26,14 @@ from cellfeed.sources import (
     expand,
     failures_named,
     read_ragged,
-    why_not_cast,
 )
-from cellfeed.storages.tokens._shards import (
-    DOCUMENTS,
-    INDEX,
-    METADATA,
-    SPAN_RECORD,
-    SPANS,
-    SUFFIX,
-    TOKENS,
-    UNFINISHED,
-    Shards,
-)
+from cellfeed.storages.tokens import _shards
+
+# The elements of a token stream: tokens, and spans with their metadata.
 
 
-class TokenRows:
-    """The rows of a stream: where each begins, how long it is, and in which shard and document.
+class Tokens(ChunkedElement):
+    """Windows or documents, read by compiled threads: one read for each shard that a row lies in.
 
     Windows have equal length and may cross shards; a shorter last window is left out. Documents are
     in the order in which they were appended to the shards.
@@ -55,37 +47,81 @@ class TokenRows:
         None and 1.
     """
 
-    def __init__(self, shards: Shards, window: int | None, stride: int) -> None:
+    var = None
+    stored_as = _shards.TOKENS
+
+    def __init__(self, shards: _shards.Shards, window: int | None, stride: int) -> None:
         self._shards, self._window, self._stride = shards, window, stride
-        self._offsets = shards.table(DOCUMENTS)
+        self._files, self.dtype = shards.files(_shards.TOKENS), shards.dtype
         if window is None:
             counts = [header.n_documents or 0 for header in shards.headers]
             self._firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-            self.n_rows = int(self._firsts[-1])
+            self.layout, self.shape = "ragged", (int(self._firsts[-1]),)
         else:
             self._firsts = shards.bounds
-            self.n_rows = max(0, (shards.n_tokens - window) // stride + 1)
+            n_rows = max(0, (shards.n_tokens - window) // stride + 1)
+            self.layout, self.shape = "dense", (n_rows, window)
 
-    def ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def stored_bytes(self) -> int:
+        """Return the size of all tokens in bytes."""
+        return self._shards.n_tokens * self.dtype.itemsize
+
+    def load_tables(self) -> None:
+        """Read where documents lie."""
+        for shard in range(len(self._shards.headers) if self._window is None else 0):
+            self._shards.table(_shards.DOCUMENTS, shard)
+
+    def codec(self) -> str:
+        """Return that nothing is compressed."""
+        return "none"
+
+    def chunked(self) -> RowRanges:
+        """Return where rows lie."""
+        return RowRanges(
+            name="tokens",
+            shape=self.shape,
+            dtype=self.dtype,
+            files=self._files,
+            extents=self.extents,
+        )
+
+    def extents(self, rows: NDArray[np.int64]) -> FileExtents:
+        """Return where the tokens of rows lie in the shards."""
+        bounds = self._shards.bounds
+        starts, lengths = self._ranges(rows)
+        first = _last_not_above(bounds, starts)
+        stop = np.searchsorted(bounds, starts + lengths, side="left")
+        n_pieces = np.where(lengths > 0, stop - first, 0)
+        rows = np.repeat(np.arange(starts.size), n_pieces)
+        shards = expand(np.stack([first, first + n_pieces], axis=1))
+        begins = np.maximum(starts[rows], bounds[shards])
+        counts = np.minimum((starts + lengths)[rows], bounds[shards + 1]) - begins
+        there = np.flatnonzero(counts)  # shards may be empty
+        rows, shards, begins = rows[there], shards[there], begins[there]
+        return FileExtents(
+            lengths=lengths,
+            rows=rows,
+            files=shards,
+            firsts=begins - bounds[shards],
+            counts=counts[there],
+            within=begins - starts[rows],
+        )
+
+    def _ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where rows begin in the stream, and the number of tokens of each."""
         if self._window is not None:
             return rows * self._stride, np.full(rows.size, self._window, np.int64)
         shards = self.shards_of(rows)
         own = rows - self._firsts[shards]
-        starts, stops = self._offsets.at(shards, own), self._offsets.at(shards, own + 1)
+        starts, stops = (self._shards.entries(_shards.DOCUMENTS, shards, own + k) for k in range(2))
         longest = np.array([each.longest_document for each in self._shards.headers])[shards]
         wrong = (starts < 0) | (stops < starts) | (stops - starts > longest)
         wrong |= stops > np.diff(self._shards.bounds)[shards]
         if wrong.any():
             bad = int(np.flatnonzero(wrong)[0])
             what = f"document {own[bad]} has tokens {starts[bad]} to {stops[bad]}"
-            raise self._shards.damaged(int(shards[bad]), DOCUMENTS, what)
+            raise self._shards.damaged(int(shards[bad]), _shards.DOCUMENTS, what)
         return self._shards.bounds[shards] + starts, stops - starts
-
-    def load_tables(self) -> None:
-        """Read where documents lie."""
-        if self._window is None:
-            self._offsets.load(range(len(self._shards.headers)))
 
     def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the shard in which each row begins."""
@@ -94,47 +130,13 @@ class TokenRows:
     def documents_of(self, shard: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the document of a shard in which each row begins."""
         own: NDArray[np.int64] = rows * self._stride - self._firsts[shard]
-        return own if self._window is None else _last_not_above(self._offsets.of(shard), own)
+        if self._window is None:
+            return own
+        return _last_not_above(self._shards.table(_shards.DOCUMENTS, shard), own)
 
 
 def _last_not_above(bounds: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(np.searchsorted(bounds, values, side="right") - 1)
-
-
-def extents_of(
-    bounds: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> FileExtents:
-    """Return ranges of a stream by shard.
-
-    Parameters
-    ----------
-    bounds
-        Where each shard begins, ascending, int64, shape (n_shards + 1,).
-    starts, lengths
-        The ranges: first token and number of tokens, int64, shape (n,).
-
-    Examples
-    --------
-    >>> extents_of(np.array([0, 4, 10]), np.array([1, 3]), np.array([2, 4])).files.tolist()
-    [0, 0, 1]
-    """
-    first = _last_not_above(bounds, starts)
-    stop = np.searchsorted(bounds, starts + lengths, side="left")
-    n_pieces = np.where(lengths > 0, stop - first, 0)
-    rows = np.repeat(np.arange(starts.size), n_pieces)
-    shards = expand(np.stack([first, first + n_pieces], axis=1))
-    begins = np.maximum(starts[rows], bounds[shards])
-    counts = np.minimum((starts + lengths)[rows], bounds[shards + 1]) - begins
-    there = np.flatnonzero(counts)  # shards may be empty
-    rows, shards, begins = rows[there], shards[there], begins[there]
-    return FileExtents(
-        lengths=lengths,
-        rows=rows,
-        files=shards,
-        firsts=begins - bounds[shards],
-        counts=counts[there],
-        within=begins - starts[rows],
-    )
 
 
 SPAN = np.dtype(
@@ -153,57 +155,55 @@ class SpanElement(StoredElement):
 
     Parameters
     ----------
-    shards, rows
+    shards, tokens
         The shards of the stream, and its rows.
     """
 
     layout = "ragged"
     var = None
     dtype = SPAN
-    stored_as = SPANS
+    stored_as = _shards.SPANS
 
-    def __init__(self, shards: Shards, rows: TokenRows) -> None:
-        self._shards, self._rows, self.shape = shards, rows, (rows.n_rows,)
-        self._has_spans = np.array([header.n_spans > 0 for header in shards.headers])
+    def __init__(self, shards: _shards.Shards, tokens: Tokens) -> None:
+        self._shards, self._tokens, self.shape = shards, tokens, tokens.shape[:1]
         self._blocks = np.array([header.block for header in shards.headers], np.int64)
-        self._index = shards.table(INDEX)
-        self._files = {name: shards.files(name) for name in (SPANS, METADATA)}
+        self._sizes = {
+            name: np.array([header.files.get(name, 0) for header in shards.headers], np.int64)
+            for name in (_shards.SPANS, _shards.METADATA)
+        }
+        self._files = {name: shards.files(name) for name in (_shards.SPANS, _shards.METADATA)}
         if shards.location.is_remote:
-            self.expected_row_bytes = self.stored_bytes() / rows.n_rows
+            self.expected_row_bytes = self.stored_bytes() / self.shape[0]
 
     def stored_bytes(self) -> int:
         """Return the size of all records in bytes."""
-        return sum(each.files.get(SPANS, 0) for each in self._shards.headers)
+        return int(self._sizes[_shards.SPANS].sum())
 
     def codec(self) -> str:
         """Return that nothing is compressed."""
         return "none"
 
     def load_tables(self) -> None:
-        """Read the index of spans, if that is asked of a server; otherwise files are mapped."""
-        if self._shards.location.is_remote:
-            self._index.load(np.flatnonzero(self._has_spans).tolist())
+        """Read the index of spans."""
+        for shard in np.flatnonzero(self._sizes[_shards.SPANS]).tolist():
+            self._shards.table(_shards.INDEX, shard)
 
     def expect(self, runs: Runs) -> object:
         """Request what `read_rows` will read from a server, without waiting."""
-        extents = extents_of(self._shards.bounds, *self._rows.ranges(expand(runs)))
-        first, _, end = self._located(extents)
-        stored = self._stored(SPANS, SPAN_RECORD, extents.files, first, end)
-        every = np.arange(len(first))
-        return stored.reads(every, np.zeros_like(every), SPAN_RECORD).readahead()
+        _, _, stored = self._located(expand(runs))
+        every = np.arange(stored.shape[0])
+        return stored.reads(every, np.zeros_like(every), _shards.SPAN_RECORD).readahead()
 
     def read_rows(self, runs: Runs) -> RaggedRows:
         """Read the spans of rows, sorted by start."""
         rows = expand(runs)
-        extents = extents_of(self._shards.bounds, *self._rows.ranges(rows))
-        first, second, end = self._located(extents)
-        ranges = self._stored(SPANS, SPAN_RECORD, extents.files, first, end)
-        stored = read_ragged(ranges, np.arange(len(first)))
+        extents, n_in_first, ranges = self._located(rows)
+        stored = read_ragged(ranges, np.arange(n_in_first.size))
         records, of_extent = stored.values, np.repeat(np.arange(len(stored)), stored.lengths)
         starts, stops = extents.firsts[of_extent], (extents.firsts + extents.counts)[of_extent]
         # If a span is in several blocks, take the record in the first block that the row overlaps.
         places = np.arange(records.size) - stored.offsets[of_extent]
-        overlaps = (places < (second - first)[of_extent]) | (records["began_before"] == 0)
+        overlaps = (places < n_in_first[of_extent]) | (records["began_before"] == 0)
         overlaps &= (records["start"] < stops) & (records["stop"] > starts)
         records, of_extent = records[overlaps], of_extent[overlaps]
         spans = np.zeros(records.size, SPAN)
@@ -217,38 +217,44 @@ class SpanElement(StoredElement):
 
     def metadata(
         self, shards: NDArray[np.int64], firsts: NDArray[np.int64], n_bytes: NDArray[np.int64]
-    ) -> tuple[list[bytes], list[int]]:
-        """Return the encoded metadata of distinct spans, and which of them each span has."""
-        sizes = np.array([each.files[METADATA] for each in self._shards.headers])
+    ) -> list[Any]:
+        """Return the decoded metadata of spans; those with the same one get the same object."""
+        sizes = self._sizes[_shards.METADATA]
         wrong = (firsts < 0) | (n_bytes < 0) | (firsts + n_bytes > sizes[shards])
-        self._check(wrong, shards, SPANS)
+        self._check(wrong, shards, _shards.SPANS)
         shifts = np.cumsum(sizes) - sizes
         _, distinct, which = np.unique(
             shifts[shards] + firsts, return_index=True, return_inverse=True
         )
         first, n = firsts[distinct], n_bytes[distinct]
-        ranges = self._stored(METADATA, np.dtype(np.uint8), shards[distinct], first, first + n)
+        dtype = np.dtype(np.uint8)
+        ranges = self._stored(_shards.METADATA, dtype, shards[distinct], first, first + n)
         found = read_ragged(ranges, np.arange(distinct.size))
-        encoded, bounds = found.values.tobytes(), found.offsets.tolist()
-        return [encoded[a:b] for a, b in itertools.pairwise(bounds)], which.tolist()
+        encoded, bounds = found.values.tobytes(), itertools.pairwise(found.offsets.tolist())
+        what = f"{self._shards.location}: metadata of spans cannot be read"
+        with failures_named(what, "a shard is damaged, copy or write it again"):
+            decoded = [json.loads(encoded[a:b].decode()) for a, b in bounds]
+        return [decoded[number] for number in which.tolist()]
 
-    def _located(self, extents: FileExtents) -> NDArray[np.int64]:
-        """Return the first records of three blocks of each extent, shape (3, n_extents).
+    def _located(self, rows: NDArray[np.int64]) -> tuple[FileExtents, NDArray[np.int64], RowRanges]:
+        """Return the extents of rows, and where the records of each lie.
 
-        These are its first block, the next one, and the one after its last.
+        The records of an extent are those of its blocks; the second array states how many of them
+        are those of its first block.
         """
+        extents = self._tokens.extents(rows)
         located = np.zeros((3, extents.rows.size), np.int64)
-        there = np.flatnonzero(self._has_spans[extents.files])
+        most = self._sizes[_shards.SPANS][extents.files] // _shards.SPAN_RECORD.itemsize
+        there = np.flatnonzero(most)
         shards = extents.files[there]
         first = extents.firsts[there] // self._blocks[shards]
         last = (extents.firsts + extents.counts - 1)[there] // self._blocks[shards]
         for k, blocks in enumerate((first, first + 1, last + 1)):
-            located[k, there] = self._index.at(shards, blocks)
-        sizes = np.array([each.files.get(SPANS, 0) for each in self._shards.headers])
-        most = sizes[extents.files] // SPAN_RECORD.itemsize
-        wrong = (located[0] < 0) | (located[2] < located[0]) | (located[2] > most)
-        self._check(wrong, extents.files, INDEX)
-        return located
+            located[k, there] = self._shards.entries(_shards.INDEX, shards, blocks)
+        begins, of_second, ends = located
+        self._check((begins < 0) | (ends < begins) | (ends > most), extents.files, _shards.INDEX)
+        stored = self._stored(_shards.SPANS, _shards.SPAN_RECORD, extents.files, begins, ends)
+        return extents, of_second - begins, stored
 
     def _stored(
         self,
@@ -282,73 +288,7 @@ class SpanElement(StoredElement):
             raise self._shards.damaged(shard, name, "has impossible spans")
 
 
-# The elements of a token stream: tokens, spans, and the metadata of spans.
-
-
-class Tokens(StoredElement):
-    """Windows or documents, read by compiled threads: one read for each shard that a row lies in.
-
-    Parameters
-    ----------
-    shards, rows
-        The shards of the stream, and its rows.
-    window
-        The number of tokens of each row; None for documents.
-    """
-
-    var = None
-    stored_as = TOKENS
-
-    def __init__(self, shards: Shards, rows: TokenRows, window: int | None) -> None:
-        self._shards, self._rows = shards, rows
-        self.layout = "ragged" if window is None else "dense"
-        self.shape = (rows.n_rows,) if window is None else (rows.n_rows, window)
-        self.dtype = shards.dtype
-        self._files = shards.files(TOKENS)
-
-    def stored_bytes(self) -> int:
-        """Return the size of all tokens in bytes."""
-        return self._shards.n_tokens * self.dtype.itemsize
-
-    def load_tables(self) -> None:
-        """Read where documents lie, if that is asked of a server; otherwise files are mapped."""
-        if self._shards.location.is_remote:
-            self._rows.load_tables()
-
-    def codec(self) -> str:
-        """Return that nothing is compressed."""
-        return "none"
-
-    def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:
-        """Return why values of this dtype are not decoded here; None if they are."""
-        return why_not_cast(self.dtype, dtype)
-
-    def row_lengths(self, runs: Runs) -> NDArray[np.int64] | None:
-        """Return the number of tokens of each document."""
-        return self._rows.ranges(expand(runs))[1] if self.layout == "ragged" else None
-
-    def chunked(self) -> RowRanges:
-        """Return where rows lie."""
-        return RowRanges(
-            name="tokens",
-            shape=self.shape,
-            dtype=self.dtype,
-            files=self._files,
-            extents=self._extents,
-        )
-
-    def read_rows(self, runs: Runs) -> RaggedRows | NDArray[Any]:
-        """Read rows, in this thread."""
-        rows = read_ragged(self.chunked(), expand(runs))
-        return rows if self.layout == "ragged" else rows.values.reshape(-1, self.shape[1])
-
-    def _extents(self, rows: NDArray[np.int64]) -> FileExtents:
-        return extents_of(self._shards.bounds, *self._rows.ranges(rows))
-
-
 _SHARD = "shard"  # the obs column with the shard in which a row begins
-_DECODER = json.JSONDecoder()
-_REMEDY = "a shard is damaged, copy or write it again"
 _FIELDS = SPAN.names or ()
 
 
@@ -417,7 +357,7 @@ class TokenStream(Source):
     FormatError
         The folder has no finished shard, a shard is damaged, or there is no window or document.
     ParameterError
-        The window or the stride is below one, or ``shards`` is not a list of distinct names.
+        The window or the stride is below one, or ``shards`` is not a list of names.
 
     Warns
     -----
@@ -452,27 +392,24 @@ class TokenStream(Source):
         self.location = Location.of(folder, storage_options)
         window = require_positive("window", window)
         stride = window if stride is None else require_positive("stride", stride)
-        if shards is not None and (isinstance(shards, str) or len({*shards}) < len(shards)):
-            msg = f"`shards` must be a list of names, each once, but got {shards!r}"
-            raise ParameterError(msg)
-        opened = self._shards = Shards(self.location, shards)
+        if shards is not None:
+            require_list("shards", "names", shards)
+        opened = self._shards = _shards.Shards(self.location, shards)
         if documents:
             for name, header in zip(opened.names, opened.headers, strict=True):
                 if header.n_documents is None:
                     msg = f"{self.location}/{name}: was written without documents; leave out"
                     raise FormatError(f"{msg} `documents`, or write it with documents=True")
-        rows = TokenRows(opened, None, 1) if documents else TokenRows(opened, window, stride)
-        if not rows.n_rows:
+        tokens = Tokens(opened, *((None, 1) if documents else (window, stride)))
+        if not tokens.shape[0]:
             what = "document; append some"
             if not documents:
                 what = f"window of {window:,} tokens; give a smaller `window`"
             raise FormatError(f"{self.location}: has {opened.n_tokens:,} tokens but no {what}")
-        self._rows = rows
-        self.elements: dict[str, StoredElement] = {
-            "X": Tokens(opened, rows, None if documents else window)
-        }
+        self._tokens = tokens
+        self.elements: dict[str, StoredElement] = {"X": tokens}
         if any(header.n_spans for header in opened.headers):
-            self.elements["spans"] = SpanElement(opened, rows)
+            self.elements["spans"] = SpanElement(opened, tokens)
         self._shown_rows = "documents=True" if documents else f"window={window}, stride={stride}"
         if opened.are_some:
             self._shown_rows += f", shards={list(self.shard_names)}"
@@ -486,7 +423,7 @@ class TokenStream(Source):
 
     def version(self) -> str | None:
         """Return a digest that changes when an object on a server is replaced; else None."""
-        return self._shards.version()
+        return self._shards.folder.version()
 
     @property
     def n_tokens(self) -> int:
@@ -523,11 +460,7 @@ class TokenStream(Source):
         columns = {name: _numpy(table[name]) for name in _FIELDS}
         element: Any = self.elements["spans"]
         where = (columns[name] for name in ("shard", "first_byte", "n_bytes"))
-        encoded, which = element.metadata(*where)
-        with failures_named(f"{self.location}: metadata of spans cannot be read", _REMEDY):
-            # `json.loads` would detect the encoding of each first.
-            decoded = [_DECODER.decode(each.decode()) for each in encoded]
-        metadata = [decoded[number] for number in which]
+        metadata = element.metadata(*where)
         start, stop, shard, number = (columns[name].tolist() for name in _FIELDS[:4])
         found = list(map(Span, start, stop, metadata, shard, number))
         bounds = _numpy(offsets).tolist()
@@ -548,7 +481,7 @@ class TokenStream(Source):
         return self._obs_of(columns, rows).set_index(names)
 
     def _obs_of(self, columns: Sequence[str], rows: NDArray[np.int64]) -> pd.DataFrame:
-        shards = self._rows.shards_of(rows)
+        shards = self._tokens.shards_of(rows)
         table = pd.DataFrame(index=pd.RangeIndex(rows.size))
         for name in columns:
             if name == _SHARD:
@@ -564,8 +497,7 @@ class TokenStream(Source):
             own, codes = rows[bounds[shard] : bounds[shard + 1]], np.empty(0, np.int64)
             file = f"obs-{[*header.obs].index(name)}.bin"
             if own.size:
-                stored = self._shards.table(file).of(shard)
-                codes = stored[self._rows.documents_of(shard, own)]
+                codes = self._shards.table(file, shard)[self._tokens.documents_of(shard, own)]
             categories = pd.Index(header.obs[name], dtype=object)
             if codes.size and not -1 <= codes.min() <= codes.max() < len(categories):
                 raise self._shards.damaged(shard, file, "has codes without a category")
@@ -583,19 +515,13 @@ def _numpy(values: Any) -> NDArray[Any]:
 
 def _has_shards(path: Path) -> bool:
     """Return whether a folder contains shards, finished or not."""
-    if not path.is_dir():
-        return False
-    with os.scandir(path) as entries:
-        return any(
-            (each.name.endswith(SUFFIX) and each.is_dir())
-            or (each.name.startswith(".") and each.name.endswith(UNFINISHED))
-            for each in entries
-        )
+    found = (path.glob(pattern) for pattern in (f"*{_shards.SUFFIX}", f".*{_shards.UNFINISHED}"))
+    return path.is_dir() and any(each.is_dir() for each in itertools.chain(*found))
 
 
 TOKEN_STREAM = Storage(
     name="token stream",
     open=lambda location, _: [TokenStream(location)],
     recognizes=_has_shards,
-    parts=(SUFFIX,),
+    parts=(_shards.SUFFIX,),
 )

@@ -5,30 +5,28 @@ import os
 import re
 import shutil
 import uuid
+from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cellfeed.bytes import writable_path
-from cellfeed.extending import ParameterError, PathError, require_positive
+from cellfeed.extending import ParameterError, PathError, os_errors, require_positive
 from cellfeed.sources import expand
 from cellfeed.storages.tokens import _shards as shards
 
-_PAIRS_AT_ONCE = 1 << 18
+_BUFFER_BYTES = 1 << 20
 _MOST_METADATA = 1 << 20  # bytes of a span's metadata
 
 
-def _write_by_block(
-    added: NDArray[Any],
-    n_tokens: int,
-    block: int,
-    index: shards.WrittenFile,
-    records: shards.WrittenFile,
-) -> None:
-    """Write the spans of a shard by blocks of tokens, so that the spans of a window are contiguous.
+def _by_block(
+    added: NDArray[np.int64], n_tokens: int, block: int
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Return the spans of a shard by blocks of tokens, so that the spans of a window are adjacent.
 
     A block lists the spans that overlap it: those that began before it, and those that begin in it.
     So a window needs one range of records, however long the spans that reach into it, and an index
@@ -37,26 +35,28 @@ def _write_by_block(
     Parameters
     ----------
     added
-        Spans in the order in which they were added, `shards.SPAN_RECORD`.
+        First token, end, and size of the metadata of each span, in the order in which they were
+        added, shape (n_spans, 3).
     n_tokens, block
         Number of tokens of the shard, and of a block.
-    index, records
-        The files that are written.
+
+    Returns
+    -------
+    The index, shape (n_blocks + 1,), and the records.
     """
+    spans = np.zeros(len(added), shards.SPAN_RECORD)
+    starts, stops, sizes = added.T
+    spans["start"], spans["stop"], spans["n_bytes"] = starts, stops, sizes
+    spans["first_byte"] = np.cumsum(sizes) - sizes
+    spans["id"] = np.arange(len(added))
     # Each span with each block that it overlaps, by block and start.
-    order = np.argsort(added["start"], kind="stable")
-    first = added["start"][order] // block
-    stop = (added["stop"][order] - 1) // block + 1
+    order = np.argsort(starts, kind="stable")
+    first, stop = starts[order] // block, (stops[order] - 1) // block + 1
     blocks = expand(np.stack([first, stop], axis=1))
     by_block = np.argsort(blocks, kind="stable")
-    spans, blocks = np.repeat(order, stop - first)[by_block], blocks[by_block]
-    firsts = np.searchsorted(blocks, np.arange(-(-n_tokens // block) + 1))
-    index.write(firsts.astype("<i8"))
-    for begin in range(0, spans.size, _PAIRS_AT_ONCE):
-        some = slice(begin, begin + _PAIRS_AT_ONCE)
-        pairs = added[spans[some]]
-        pairs["began_before"] = pairs["start"] < blocks[some] * block
-        records.write(pairs)
+    records, blocks = spans[np.repeat(order, stop - first)[by_block]], blocks[by_block]
+    records["began_before"] = records["start"] < blocks * block
+    return np.searchsorted(blocks, np.arange(-(-n_tokens // block) + 1)), records
 
 
 class TokenStreamWriter:
@@ -64,7 +64,8 @@ class TokenStreamWriter:
 
     Any number of processes may write shards to the same folder independently. A shard becomes
     visible only when it is finished. If an exception leaves the block, the shard is removed; a
-    process that is killed leaves a hidden folder, which is not read.
+    process that is killed leaves a hidden folder, which is not read. Until the shard is finished,
+    8 bytes for each document and attribute, and 24 for each span, are in memory.
 
     Parameters
     ----------
@@ -121,22 +122,23 @@ class TokenStreamWriter:
         where = writable_path(folder)
         self._finished = where / f"{name}{shards.SUFFIX}"
         self._folder = where / f".{name}{shards.UNFINISHED}"
-        self._n_tokens = self._n_documents = self._longest = self._n_spans = 0
-        self._make_folder(name)
-        self._files = list[shards.WrittenFile]()
+        self._files = dict[str, BinaryIO]()
+        self._n_tokens = 0
+        self._spans = array("q")
+        self._ends = array("q", [0]) if documents else None  # of documents
+        self._obs = {each: (array("q"), dict[str, int]()) for each in obs}  # codes, categories
+        if self._finished.exists():
+            msg = f"{self._finished}: exists already; give another `shard` than {name!r}"
+            raise ParameterError(msg)
         try:
-            self._tokens = self._new(shards.TOKENS)
-            self._documents = self._new(shards.DOCUMENTS) if documents else None
-            self._obs = {each: self._new(f"obs-{number}.bin") for number, each in enumerate(obs)}
-            self._categories: dict[str, dict[str, int]] = {each: {} for each in obs}
-            self._metadata = self._new(shards.METADATA)
-            self._stored = [*self._files]
-            self._spans = self._new("added-spans")
-            if self._documents is not None:
-                self._documents.write(np.zeros(1, "<i8"))
-        except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
+            where.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir()
+        except FileExistsError as error:
+            msg = f"{self._folder}: is being written, or was left by a process that was killed"
+            raise ParameterError(f"{msg}; give another `shard`, or remove it") from error
+        except OSError as error:
+            msg = f"{self._folder}: cannot be created ({error.strerror}); check the path"
+            raise PathError(msg) from error
 
     def __enter__(self) -> Self:
         return self
@@ -146,8 +148,9 @@ class TokenStreamWriter:
             if kind is None:
                 self._finish()
         finally:  # a finished shard is in another folder
-            for each in self._files:
-                each.discard()
+            for each in self._files.values():
+                with suppress(OSError):
+                    each.close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
@@ -179,8 +182,10 @@ class TokenStreamWriter:
         ParameterError
             The tokens, the metadata or an attribute is invalid.
         """
-        values = self._as_tokens(tokens)
-        first, n = self._n_tokens, len(values)
+        values = np.asarray(tokens)
+        if values.ndim != 1 or (values.size and not _can_hold(self._dtype, values)):
+            msg = f"tokens must have one dimension and fit into {self._dtype}, but got shape"
+            raise ParameterError(f"{msg} {values.shape} of {values.dtype}; cast them first")
         encoded = b"" if metadata is None else _encoded(metadata)
         for name, value in obs.items():
             if name not in self._obs:
@@ -190,18 +195,15 @@ class TokenStreamWriter:
             if not isinstance(value, str | None):
                 raise ParameterError(f"`obs` {name!r} must be text or None, but got {value!r}")
         # Nothing is written before everything is validated.
-        for name, codes in self._categories.items():
+        self._write(shards.TOKENS, values.astype(self._dtype).data)
+        first, self._n_tokens = self._n_tokens, self._n_tokens + len(values)
+        if self._ends is not None:
+            self._ends.append(self._n_tokens)
+        for name, (codes, known) in self._obs.items():
             value = obs.get(name)
-            code = -1 if value is None else codes.setdefault(value, len(codes))
-            self._obs[name].write(np.array([code], "<i8"))
-        if self._documents is not None:
-            self._n_documents += 1
-            self._longest = max(self._longest, n)
-            self._documents.write(np.array([first + n], "<i8"))
-        self._tokens.write(values)
-        self._n_tokens += n
-        if metadata is not None and n:
-            self._write_span(first, first + n, encoded)
+            codes.append(-1 if value is None else known.setdefault(value, len(known)))
+        if metadata is not None and len(values):
+            self._write_span(first, self._n_tokens, encoded)
 
     def add_span(self, start: int, stop: int, metadata: Any) -> None:
         """Add a span over tokens that were appended earlier.
@@ -224,66 +226,46 @@ class TokenStreamWriter:
         self._write_span(start, stop, _encoded(metadata))
 
     def _write_span(self, start: int, stop: int, encoded: bytes) -> None:
-        place = self._n_spans, self._metadata.n_bytes, len(encoded)
-        self._spans.write(np.array([(start, stop, *place, 0)], shards.SPAN_RECORD))
-        self._metadata.write(encoded)
-        self._n_spans += 1
+        self._write(shards.METADATA, encoded)
+        self._spans.extend((start, stop, len(encoded)))
+
+    def _write(self, name: str, data: bytes | memoryview) -> None:
+        """Append bytes to a file of the shard."""
+        path = self._folder / name
+        with os_errors(path):
+            if name not in self._files:
+                self._files[name] = path.open("xb", _BUFFER_BYTES)
+            self._files[name].write(data)
 
     def _finish(self) -> None:
-        """Make the shard visible, after all of it is on disk."""
-        self._spans.close()
-        if self._n_spans:
-            index, records = by_block = self._new(shards.INDEX), self._new(shards.SPANS)
-            added = np.fromfile(self._spans.path, shards.SPAN_RECORD)
-            _write_by_block(added, self._n_tokens, self._block, index, records)
-            self._stored += by_block
-        self._spans.path.unlink()
-        for each in self._stored:
-            each.close()
-        header = shards.write_header(
-            self._folder,
-            shards.ShardHeader(
-                dtype=np.lib.format.dtype_to_descr(self._dtype),
-                n_tokens=self._n_tokens,
-                n_documents=None if self._documents is None else self._n_documents,
-                longest_document=self._longest,
-                n_spans=self._n_spans,
-                block=self._block,
-                obs={name: [*codes] for name, codes in self._categories.items()},
-                files={each.path.name: each.n_bytes for each in self._stored},
-            ),
+        """Write the tables, and make the shard visible after all of it is on disk."""
+        ends = self._ends
+        columns = enumerate(self._obs.values())
+        tables = {f"obs-{number}.bin": np.array(codes) for number, (codes, _) in columns}
+        if ends is not None:
+            tables[shards.DOCUMENTS] = np.array(ends)
+        if self._spans:
+            added = np.array(self._spans).reshape(-1, 3)
+            tables[shards.INDEX], records = _by_block(added, self._n_tokens, self._block)
+            self._write(shards.SPANS, records.data)
+        for name, table in tables.items():
+            self._write(name, table.astype("<i8").data)
+        header = shards.ShardHeader(
+            dtype=self._dtype,
+            n_tokens=self._n_tokens,
+            n_documents=None if ends is None else len(ends) - 1,
+            longest_document=int(np.diff(ends or []).max(initial=0)),
+            n_spans=len(self._spans) // 3,
+            block=self._block,
+            obs={name: [*known] for name, (_, known) in self._obs.items()},
+            files={name: each.tell() for name, each in self._files.items()},
         )
-        with header.open("rb") as opened:
-            os.fsync(opened.fileno())
+        self._write(shards.HEADER, shards.encoded_header(header))
+        for name, each in self._files.items():
+            with os_errors(self._folder / name):
+                each.flush()
+                os.fsync(each.fileno())
         self._folder.rename(self._finished)
-
-    def _make_folder(self, name: str) -> None:
-        if self._finished.exists():
-            msg = f"{self._finished}: exists already; give another `shard` than {name!r}"
-            raise ParameterError(msg)
-        try:
-            self._folder.parent.mkdir(parents=True, exist_ok=True)
-            self._folder.mkdir()
-        except FileExistsError as error:
-            msg = f"{self._folder}: is being written, or was left by a process that was killed"
-            raise ParameterError(f"{msg}; give another `shard`, or remove it") from error
-        except OSError as error:
-            msg = f"{self._folder}: cannot be created ({error.strerror}); check the path"
-            raise PathError(msg) from error
-
-    def _new(self, name: str) -> shards.WrittenFile:
-        self._files.append(shards.WrittenFile(self._folder / name))
-        return self._files[-1]
-
-    def _as_tokens(self, tokens: ArrayLike) -> NDArray[Any]:
-        values = np.asarray(tokens)
-        n_dimensions = values.ndim
-        if not values.size and values.dtype != self._dtype:
-            values = np.empty(0, self._dtype)
-        if n_dimensions != 1 or not _can_hold(self._dtype, values):
-            msg = f"tokens must have one dimension and fit into {self._dtype}, but got shape"
-            raise ParameterError(f"{msg} {values.shape} of {values.dtype}; cast them first")
-        return values.astype(self._dtype)
 
 
 def _encoded(metadata: Any) -> bytes:

@@ -178,13 +178,13 @@ def test_a_host_in_the_query(postgres_server, tmp_path):
     adata.write_h5ad(tmp_path / "cells.h5ad")
     query = f"host=127.0.0.1&port={postgres_server.port}&user=postgres"
     url = f"PostgreSQL:///postgres?{query}&application_name=a%2Bb"
-    done = load_database(
+    loaded = load_database(
         tmp_path / "cells.h5ad", url, "hosts", database_options=postgres_server.options
     )
-    assert done.url == f"{url}&collection=hosts"
-    collection = open_collection(done.url, storage_options=postgres_server.options)
+    assert loaded == f"{url}&collection=hosts"
+    collection = open_collection(loaded, storage_options=postgres_server.options)
     assert np.array_equal(collection[:].X, adata.X)
-    assert str(collection.locations[0]) == done.url
+    assert str(collection.locations[0]) == loaded
 
 
 # What is refused is said as it is, with what helps

@@ -1,5 +1,6 @@
 """What PostgreSQL does not give is asked for again, or named."""
 
+import contextlib
 import os
 import threading
 import time
@@ -112,15 +113,38 @@ def test_a_server_that_stays_away(server, load, monkeypatch):
     assert "\n" not in str(raised.value)
 
 
+def make_role(server, name, role):
+    """Make a role that may have two connections, and read a collection."""
+    server.ask(f"CREATE ROLE {role} LOGIN PASSWORD 'own' CONNECTION LIMIT 2")
+    server.ask(f"GRANT USAGE ON SCHEMA {name} TO {role}")
+    server.ask(f"GRANT SELECT ON ALL TABLES IN SCHEMA {name} TO {role}")
+
+
 def test_a_server_with_fewer_connections(server, load):
     name, url, adata = load
-    server.ask("CREATE ROLE few LOGIN PASSWORD 'own' CONNECTION LIMIT 2")
-    server.ask(f"GRANT USAGE ON SCHEMA {name} TO few")
-    server.ask(f"GRANT SELECT ON ALL TABLES IN SCHEMA {name} TO few")
+    make_role(server, name, "few")
     options = {"password": "own"}
     source = PostgresSource(url.replace("postgres@", "few@"), storage_options=options)
     dataset = CellDataset(open_collection(source), BlockShuffling(4), 8, 2, seed=0)
     assert sorted(check(dataset, adata)) == list(range(adata.n_obs))
+
+
+def test_a_server_that_has_few_connections_later(server, load):
+    """Those that wait for one while there is none do not wait once others have theirs."""
+    psycopg = pytest.importorskip("psycopg")
+    name, url, adata = load
+    make_role(server, name, "later")
+    own = url.replace("postgres@", "later@")
+    collection = open_collection(PostgresSource(own, storage_options={"password": "own"}))
+    taken = []
+    while len(taken) < 2:  # the server may not have noticed yet that the source is opened
+        with contextlib.suppress(psycopg.OperationalError):
+            taken.append(psycopg.connect(own.partition("?")[0], password="own"))
+    given = threading.Timer(1, lambda: [each.close() for each in taken])
+    given.start()
+    dataset = CellDataset(collection, BlockShuffling(4), batch_size=8, fetch_factor=2, seed=0)
+    assert sorted(check(dataset, adata)) == list(range(adata.n_obs))
+    given.join()
 
 
 def test_missing_rows(server, load):

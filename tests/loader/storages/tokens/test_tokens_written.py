@@ -1,6 +1,7 @@
 """Shards are written whole or not at all, and damage to them is told."""
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -215,7 +216,7 @@ def test_a_file_that_is_cut_or_missing(shard, name):
     with pytest.raises(FormatError, match=rf"{name}: has {size - 1:,} bytes, but {size:,} were"):
         TokenStream(shard.parent)
     (shard / name).unlink()
-    with pytest.raises(FormatError, match=rf"{name}: is missing; write or copy the shard again"):
+    with pytest.raises(FormatError, match=rf"{name}: is missing; the shard is damaged, copy"):
         TokenStream(shard.parent)
 
 
@@ -241,11 +242,55 @@ def test_a_header_of_which_a_byte_is_another(shard):
             assert json.loads(changed) == json.loads(content)
 
 
-def test_a_later_version(shard):
+def change_header(shard, **changes):
+    """Change fields of a header, whose checksum is right; those that are None are removed."""
     header = json.loads((shard / "shard.json").read_text())
-    (shard / "shard.json").write_text(json.dumps(header | {"version": 2}))
-    said = "is of version 2, but this cellfeed reads 1; update cellfeed"
-    with pytest.raises(FormatError, match=said):
+    header = {key: each for key, each in (header | changes).items() if each is not None}
+    fields = {key: each for key, each in header.items() if key != "checksum"}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+    checksum = hashlib.blake2b(text, digest_size=16).hexdigest()  # as the page says
+    (shard / "shard.json").write_text(json.dumps(fields | {"checksum": checksum}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"version": 2}, "version 2, not 1"),
+        ({"encoding": "json"}, ".*unexpected keyword argument 'encoding'"),
+        ({"longest_document": None}, ".*missing .* argument: 'longest_document'"),
+        ({"dtype": "<c8"}, ".*must be of integers, floats or booleans.*"),
+        ({"dtype": "nonsense"}, ".*nonsense.*"),
+        ({"dtype": [["token", "O"]]}, ".*must be of integers, floats or booleans.*"),
+        ({"dtype": 3}, ".*"),
+        ({"dtype": []}, ".*must be of integers, floats or booleans.*"),
+    ],
+)
+def test_a_header_of_another_version(shard, changes, why):
+    change_header(shard)
+    assert TokenStream(shard.parent, 7).n_tokens == 110
+    change_header(shard, **changes)
+    said = rf"shard\.json: was written by another version of cellfeed \({why}\); write the shard"
+    with pytest.raises(FormatError, match=rf"{said} again, or update cellfeed$") as raised:
+        TokenStream(shard.parent, 7)
+    assert "\n" not in str(raised.value)
+
+
+def test_tables_with_fewer_entries_than_the_header_states(shard):
+    for name in ("documents.bin", "index.bin", "obs-0.bin"):
+        header, content = (shard / "shard.json").read_bytes(), (shard / name).read_bytes()
+        (shard / name).write_bytes(content[:-8])
+        files = json.loads(header)["files"]
+        change_header(shard, files=files | {name: len(content) - 8})
+        with pytest.raises(FormatError, match=rf"{name}: has another number of entries than its"):
+            read_all(shard.parent)
+        (shard / name).write_bytes(content)
+        (shard / "shard.json").write_bytes(header)
+    read_all(shard.parent)
+
+
+def test_a_header_that_is_no_object(shard):
+    (shard / "shard.json").write_text("[1]")
+    with pytest.raises(FormatError, match=r"shard\.json: cannot be read .*the shard is damaged"):
         TokenStream(shard.parent)
 
 
