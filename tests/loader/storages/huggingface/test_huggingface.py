@@ -215,6 +215,7 @@ def test_no_table_of_genes_is_needed(folder):
             "no column 'counts'; give .*, from: genes, expressions",
         ),
         ({"n_vars": 0}, ParameterError, "`n_vars >= 1` must hold"),
+        ({"n_vars": 1 << 27}, FormatError, "gene numbers up to 134217727, which are no columns"),
         ({"n_markers": -1}, ParameterError, "`n_markers >= 0` must hold"),
         ({"n_vars": "3"}, ParameterError, "`n_vars` must be"),
         ({"n_markers": "1"}, ParameterError, "`n_markers` must be"),
