@@ -744,7 +744,7 @@ def threads_of_process() -> int:
 
 def files_in(folder: Path, names: Sequence[str]) -> FolderFiles:
     """Return files of a folder, numbered in the order of their names, which may contain ``/``."""
-    encoded = np.array([name.encode() for name in names], np.bytes_)
+    encoded = np.array([os.fsencode(name) for name in names], np.bytes_)
     return FolderFiles(folder, partial(np.take, encoded), len(names))
 
 

@@ -291,17 +291,18 @@ class ArrowLists(FlatCsr):
 
     def _lists(self, batch: Any) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
         """Return the lengths of the lists of a `pyarrow.RecordBatch`, and the values of both."""
+        from pyarrow import compute  # noqa: PLC0415 - optional
+
         lengths, contents = list[NDArray[np.int64]](), list[NDArray[Any]]()
         location = self._table.location
         with failures_named(f"{location}: its lists are damaged", "copy it again", (ValueError,)):
             batch.validate(full=True)
         for column, name in zip(batch.columns, self._columns, strict=True):
-            offsets = column.offsets.to_numpy().astype(np.int64)
-            lengths.append(np.diff(offsets))
-            values = column.values[int(offsets[0]) : int(offsets[-1])]
+            values = column.flatten()
             if column.null_count or values.null_count:
                 msg = f"{location}: column {name!r}: not every cell has a list of numbers"
                 raise FormatError(f"{msg}; leave those cells out")
+            lengths.append(compute.list_value_length(column).to_numpy().astype(np.int64))
             contents.append(values.to_numpy())
         if not np.array_equal(lengths[0], lengths[1]):
             msg = "columns {!r} and {!r}: the lists of a cell differ in length"
@@ -376,8 +377,7 @@ class HuggingFaceSource(Source):
         self.location = self._table.location
         self._lists = genes, values
         schema, dtypes = self._table().schema, list[np.dtype[Any]]()
-        import pyarrow.compute as pc  # noqa: PLC0415 - optional
-        from pyarrow import types  # noqa: PLC0415
+        from pyarrow import compute, types  # noqa: PLC0415 - optional
 
         for name in self._lists:
             if name not in schema.names:
@@ -402,8 +402,8 @@ class HuggingFaceSource(Source):
             self._var = known.table
         else:
             if n_vars is None:
-                numbers = pc.list_flatten(self._table().column(genes))
-                n_vars = (pc.max(numbers).as_py() or 0) + 1
+                numbers = compute.list_flatten(self._table().column(genes))
+                n_vars = (compute.max(numbers).as_py() or 0) + 1
             n_vars = require_positive("n_vars", n_vars)
             known = ListedGenes.in_order(n_vars, str(self.location))
         element = ArrowLists(self._table, self._lists, dtypes[1], known, n_markers)

@@ -113,22 +113,16 @@ class Footer:
             if int(n_rows.sum()) != metadata.num_rows:
                 raise ValueError("its row groups have other numbers of rows than it says")
             # All columns are in the file, with a value or more for each row, and a known codec.
-            begins, dictionaries = (
-                chunks[..., fields.DATA_OFFSET],
-                chunks[..., fields.DICTIONARY_OFFSET],
-            )
+            by_field = np.moveaxis(chunks, -1, 0)
+            begins, dictionaries = by_field[[fields.DATA_OFFSET, fields.DICTIONARY_OFFSET]]
             np.minimum(begins, dictionaries, out=begins, where=dictionaries > 0)
-            sizes, n_more = (
-                chunks[..., fields.STORED_BYTES],
-                chunks[..., fields.N_CHUNK_ENTRIES] - n_rows[:, None],
-            )
+            by_field[fields.DATA_OFFSET] = begins
+            sizes, codecs = by_field[fields.STORED_BYTES], by_field[fields.CHUNK_CODEC]
+            n_more = by_field[fields.N_CHUNK_ENTRIES] - n_rows[:, None]
             is_there = (begins >= _MAGIC_BYTES) & (sizes >= 0) & (sizes <= self.n_bytes - begins)
             is_there &= (n_more == 0) | (is_nested & (n_more > 0))
-            is_there &= chunks[..., fields.CHUNK_BYTES] >= 0
-            codecs = chunks[..., fields.CHUNK_CODEC]
-            is_known = (codecs >= 0) & (codecs < len(CODECS))
-            wrong = ~(is_there & is_known) & (n_rows[:, None] > 0)
-            for group, column in np.argwhere(wrong)[:1].tolist():
+            is_there &= (by_field[fields.CHUNK_BYTES] >= 0) & (codecs >= 0) & (codecs < len(CODECS))
+            for group, column in np.argwhere(~is_there & (n_rows[:, None] > 0))[:1].tolist():
                 what = f"is not in the file, or has codec number {codecs[group, column]}"
                 msg = f"row group {group}: column {stored[column].path!r} {what}"
                 raise ValueError(msg)

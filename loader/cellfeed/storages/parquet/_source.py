@@ -202,8 +202,8 @@ class ParquetLists(FoundCsr):
 
         rows, taken, first = expand(runs), list[Any](), 0
         for batch in self._files.batches(self._groups, group, self._columns):
-            own = rows[(rows >= first) & (rows < first + batch.num_rows)] - first
-            taken.append(batch.take(pa.array(own)))
+            begin, end = np.searchsorted(rows, [first, first + batch.num_rows])
+            taken.append(batch.take(pa.array(rows[begin:end] - first)))
             first += batch.num_rows
             if first > rows[-1]:
                 break
@@ -261,6 +261,7 @@ class ParquetLists(FoundCsr):
         if group not in self.retained:
             self._read_before.add(group)
             return self._opened(group, runs)
+        self._files.check(int(self._groups.files[group]))
         genes, values = self.retained[group]
         return genes.rows(runs), values.rows(runs)
 

@@ -312,6 +312,18 @@ def test_a_file_that_is_replaced_while_it_is_read(path, monkeypatch, options):
     assert opened
 
 
+def test_a_file_that_is_replaced_when_its_pages_are_retained(path):
+    write(path, [[1, 2]], [[1.0, 2.0]])
+    source = ParquetSource(path, n_vars=9)
+    collection, element = open_collection(source), source.elements["X"]
+    assert [collection[:].X.sum() for _ in range(3)] == [3, 3, 3]
+    assert isinstance(element, ParquetLists)
+    assert len(element.retained) == 1
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(FormatError, match=r"cells\.parquet: was replaced or written to"):
+        collection[:]
+
+
 # The suite, in files, in folders and on a server
 
 # Version 1.0 has no integers without a sign.
