@@ -203,7 +203,8 @@ class ParquetLists(FoundCsr):
         rows, taken, first = expand(runs), list[Any](), 0
         for batch in self._files.batches(self._groups, group, self._columns):
             begin, end = np.searchsorted(rows, [first, first + batch.num_rows])
-            taken.append(batch.take(pa.array(rows[begin:end] - first)))
+            is_whole = end - begin == batch.num_rows
+            taken.append(batch if is_whole else batch.take(pa.array(rows[begin:end] - first)))
             first += batch.num_rows
             if first > rows[-1]:
                 break
@@ -303,8 +304,9 @@ class ParquetLists(FoundCsr):
         starts = np.cumsum(lengths) - lengths
         firsts = starts[lengths > 0]
         n_skipped = self._n_skipped(lengths, columns[firsts], values[firsts], group)
-        are_genes = np.arange(numbers.size) >= np.repeat(starts + n_skipped, lengths)
-        columns, numbers, values = columns[are_genes], numbers[are_genes], values[are_genes]
+        if n_skipped.any():
+            are_genes = np.arange(numbers.size) >= np.repeat(starts + n_skipped, lengths)
+            columns, numbers, values = columns[are_genes], numbers[are_genes], values[are_genes]
         if columns.size and columns.min() < 0:
             raise self._unknown(numbers[(columns < 0).argmax()], group)
         return CsrRows(np.append(0, np.cumsum(lengths - n_skipped)), columns, values, self.shape[1])
