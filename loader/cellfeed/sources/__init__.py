@@ -21,7 +21,6 @@ from cellfeed.sources._registry import (
     suffixes,
 )
 from cellfeed.sources._source import (
-    MOST_GENE_NUMBERS,
     ChunkedCsr,
     ChunkedDense,
     ChunkedElement,
@@ -45,7 +44,6 @@ from cellfeed.sources._source import (
 )
 
 __all__ = [
-    "MOST_GENE_NUMBERS",
     "Arrival",
     "ByteStore",
     "ChunkTable",

@@ -234,7 +234,7 @@ def gene_names(
 
 GENE_NAMES = ("ensembl_id", "gene_id", "feature_id", "gene_symbol", "gene_name", "feature_name")
 _NUMBERS = "token_id"
-MOST_GENE_NUMBERS = 1 << 26  # whose columns take 256 MB
+_MOST_NUMBERS = 1 << 26  # whose columns take 256 MB
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -286,8 +286,7 @@ class ListedGenes:
             raise ColumnError(f"{msg}; rename one of: {', '.join(map(str, table))}")
         numbers = table[_NUMBERS].to_numpy()
         is_list = numbers.dtype.kind in "iu" and np.unique(numbers).size == numbers.size
-        most = MOST_GENE_NUMBERS
-        if not is_list or (numbers.size and not 0 <= numbers.min() <= numbers.max() < most):
+        if not is_list or not np.all((numbers >= 0) & (numbers < _MOST_NUMBERS)):
             msg = f"the column {_NUMBERS!r} of the table of genes must have distinct integers"
             raise FormatError(f"{where}: {msg} from 0; give another table")
         columns = np.full(int(numbers.max(initial=-1)) + 2, -1, np.int32)
@@ -295,8 +294,24 @@ class ListedGenes:
         return cls(columns, table.set_index(pd.Index(names, dtype=object)))
 
     @classmethod
-    def in_order(cls, n_vars: int) -> Self:
-        """Return genes whose numbers are their columns, from 0."""
+    def in_order(cls, n_vars: int, where: str) -> Self:
+        """Return genes whose numbers are their columns, from 0.
+
+        Parameters
+        ----------
+        n_vars
+            Number of genes.
+        where
+            What messages call the cells.
+
+        Raises
+        ------
+        FormatError
+            There are too many genes.
+        """
+        if n_vars > _MOST_NUMBERS:
+            msg = f"{where}: has gene numbers up to {n_vars - 1}, which are no columns"
+            raise FormatError(f"{msg}; give the source a `gene_table=`")
         return cls(np.append(np.arange(n_vars, dtype=np.int32), np.int32(-1)))
 
     @property
@@ -729,7 +744,7 @@ def threads_of_process() -> int:
 
 def files_in(folder: Path, names: Sequence[str]) -> FolderFiles:
     """Return files of a folder, numbered in the order of their names, which may contain ``/``."""
-    encoded = np.array([name.encode() for name in names], np.bytes_)
+    encoded = np.array([os.fsencode(name) for name in names], np.bytes_)
     return FolderFiles(folder, partial(np.take, encoded), len(names))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -175,56 +175,30 @@ class _Memory(ByteStore):
 def _saved_files(folder: Location) -> tuple[list[str], str]:
     """Return the names of the files in a folder, and its fingerprint."""
     path = Path(folder)
-    if (path / _SPLITS).is_file():
-        splits = _stated(
-            folder, _SPLITS, "splits", lambda found: [str(path / each) for each in found["splits"]]
-        )
-        raise ParameterError(f"{folder}: has several splits; give one of: {', '.join(splits)}")
-    if not (path / _STATE).is_file():
+    has_splits = (path / _SPLITS).is_file()
+    name, what = (_SPLITS, "splits") if has_splits else (_STATE, "files")
+    if not (path / name).is_file():
         if not path.is_dir():
             raise PathError(f"{folder}: there is no such folder; check the path")
         msg = f"{folder}: has no {_STATE}, which `Dataset.save_to_disk` writes"
         raise FormatError(f"{msg}; give the folder that it wrote")
-    names: list[str] = _stated(
-        folder,
-        _STATE,
-        "files",
-        lambda found: [os.fspath(e["filename"]) for e in found["_data_files"]],
-    )
-    if not names:
-        raise FormatError(f"{folder}: has no cells; give a folder that has some")
-    fingerprint = _stated(folder, _STATE, "fingerprint", lambda found: found.get("_fingerprint"))
-    return names, str(fingerprint)
-
-
-def _stated(folder: Location, name: str, what: str, pick: Callable[[Any], Any]) -> Any:
-    """Return what a JSON file of a folder states."""
     try:
-        return pick(json.loads(Path(folder, name).read_text()))
+        stated = json.loads((path / name).read_text())
+        if has_splits:
+            names = [str(path / each) for each in stated["splits"]]
+        else:
+            names = [os.fspath(each["filename"]) for each in stated["_data_files"]]
     except (ValueError, KeyError, TypeError) as error:
         msg = f"{folder}: {name} does not list the {what} ({type(error).__name__})"
         raise FormatError(f"{msg}; copy the folder again") from error
+    if has_splits:
+        raise ParameterError(f"{folder}: has several splits; give one of: {', '.join(names)}")
+    if not names:
+        raise FormatError(f"{folder}: has no cells; give a folder that has some")
+    return names, str(stated.get("_fingerprint"))
 
 
 # Lists of a table.
-
-
-def _dtype_of_lists(arrow: Any, location: Location, schema: Any, name: str) -> np.dtype[Any]:
-    """Return the dtype of the values of a column, which must contain lists of numbers.
-
-    Raises
-    ------
-    FormatError
-        The column has another type.
-    """
-    found = schema.field(name).type
-    is_list = arrow.types.is_list(found) or arrow.types.is_large_list(found)
-    of = found.value_type if is_list else None
-    dtype = np.dtype(object if of is None else of.to_pandas_dtype())
-    if dtype.kind not in "iuf" or dtype == np.float16:
-        msg = f"{location}: column {name!r} is of type {found}, not a list of numbers"
-        raise FormatError(f"{msg} for each cell; give another column, or cast float16 to float32")
-    return dtype
 
 
 _OTHER_GENE = (
@@ -317,20 +291,18 @@ class ArrowLists(FlatCsr):
 
     def _lists(self, batch: Any) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
         """Return the lengths of the lists of a `pyarrow.RecordBatch`, and the values of both."""
+        from pyarrow import compute  # noqa: PLC0415 - optional
+
         lengths, contents = list[NDArray[np.int64]](), list[NDArray[Any]]()
         location = self._table.location
         with failures_named(f"{location}: its lists are damaged", "copy it again", (ValueError,)):
-            batch.validate()
+            batch.validate(full=True)
         for column, name in zip(batch.columns, self._columns, strict=True):
-            offsets = column.offsets.to_numpy().astype(np.int64)
-            lengths.append(np.diff(offsets))
-            if offsets[0] < 0 or lengths[-1].min() < 0 or offsets[-1] > len(column.values):
-                msg = f"{location}: the lists of column {name!r} are damaged"
-                raise FormatError(f"{msg}; copy it again")
-            values = column.values[int(offsets[0]) : int(offsets[-1])]
+            values = column.flatten()
             if column.null_count or values.null_count:
                 msg = f"{location}: column {name!r}: not every cell has a list of numbers"
                 raise FormatError(f"{msg}; leave those cells out")
+            lengths.append(compute.list_value_length(column).to_numpy().astype(np.int64))
             contents.append(values.to_numpy())
         if not np.array_equal(lengths[0], lengths[1]):
             msg = "columns {!r} and {!r}: the lists of a cell differ in length"
@@ -404,13 +376,20 @@ class HuggingFaceSource(Source):
         self._table = ArrowTable(dataset)
         self.location = self._table.location
         self._lists = genes, values
-        schema = self._table().schema
+        schema, dtypes = self._table().schema, list[np.dtype[Any]]()
+        from pyarrow import compute, types  # noqa: PLC0415 - optional
+
         for name in self._lists:
             if name not in schema.names:
                 msg = f"{self.location}: has no column {name!r}; give `genes=` and `values=` to"
                 raise ColumnError(f"{msg} `HuggingFaceSource`, from: {', '.join(schema.names)}")
-        arrow = import_arrow(self.location, _EXTRA)
-        dtypes = [_dtype_of_lists(arrow, self.location, schema, name) for name in self._lists]
+            found = schema.field(name).type
+            is_list = types.is_list(found) or types.is_large_list(found)
+            dtypes.append(np.dtype(found.value_type.to_pandas_dtype() if is_list else object))
+            if dtypes[-1].kind not in "iuf" or dtypes[-1] == np.float16:
+                msg = f"{self.location}: column {name!r} is of type {found}, not a list of numbers"
+                remedy = "give another column, or cast float16 to float32"
+                raise FormatError(f"{msg} for each cell; {remedy}")
         if dtypes[0].kind not in "iu":
             msg = f"{self.location}: column {genes!r} has {dtypes[0]}, which are not gene numbers"
             raise FormatError(f"{msg}; give another column as `genes=`")
@@ -422,8 +401,11 @@ class HuggingFaceSource(Source):
             known = ListedGenes.of_table(gene_table, "gene_table")
             self._var = known.table
         else:
-            n_vars = self._largest() + 1 if n_vars is None else require_positive("n_vars", n_vars)
-            known = ListedGenes.in_order(n_vars)
+            if n_vars is None:
+                numbers = compute.list_flatten(self._table().column(genes))
+                n_vars = (compute.max(numbers).as_py() or 0) + 1
+            n_vars = require_positive("n_vars", n_vars)
+            known = ListedGenes.in_order(n_vars, str(self.location))
         element = ArrowLists(self._table, self._lists, dtypes[1], known, n_markers)
         rows = digest_of_array(element.row_order), self._table.fingerprint
         self._selection = repr((self._lists, n_vars, n_markers, rows))
@@ -436,41 +418,25 @@ class HuggingFaceSource(Source):
         """Return the columns with lists, and which rows of its files it has."""
         return self._selection
 
-    def _largest(self) -> int:
-        """Return the largest gene number, after reading all of them."""
-        import pyarrow.compute as pc  # noqa: PLC0415
-
-        chunks = self._table().column(self._lists[0]).chunks
-        found = [pc.max(pc.list_flatten(chunk)).as_py() for chunk in chunks]
-        return max((each for each in found if each is not None), default=0)
-
     def obs_names(self) -> list[str]:
         """Return the columns with one number, boolean or text per row."""
-        types = import_arrow(self.location, _EXTRA).types
-        schema = self._table().schema
-        return [e.name for e in schema if kind(e.type) or types.is_dictionary(e.type)]
+        return [each.name for each in self._table().schema if kind(each.type)]
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Return some columns, in row order; class labels as their names."""
         self._table.check_unchanged()
         frame = to_frame(self._table().select(list(columns)))
         self._table.check_unchanged()
-        for name, classes in self._class_labels().items():
-            if name in frame:
+        metadata = self._table().schema.metadata or {}
+        info = json.loads(metadata.get(b"huggingface", b"{}")).get("info") or {}
+        for name, feature in (info.get("features") or {}).items():
+            is_label = isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+            if name in frame and is_label:
                 codes = frame[name].fillna(-1).astype(np.int64)
-                frame[name] = pd.Categorical.from_codes(codes, categories=pd.Index(classes))
+                frame[name] = pd.Categorical.from_codes(codes, pd.Index(feature["names"]))
         if self._table.row_order is not None:
             frame = frame.iloc[self._table.row_order].reset_index(drop=True)
         return frame
-
-    def _class_labels(self) -> dict[str, list[str]]:
-        metadata = self._table().schema.metadata or {}
-        info = json.loads(metadata.get(b"huggingface", b"{}"))
-        features = (info.get("info") or {}).get("features") or {}
-        is_label = {
-            k: isinstance(v, dict) and v.get("_type") == "ClassLabel" for k, v in features.items()
-        }
-        return {name: features[name]["names"] for name in features if is_label[name]}
 
     def read_var(self) -> pd.DataFrame:
         """Return the table of genes."""

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,27 +23,26 @@ from numpy.typing import NDArray
 
 from cellfeed.bytes import (
     BufferPool,
+    ByteStore,
     Location,
     RemoteObjects,
     cancellable_threads,
-    identity,
     open_object,
-    removed,
-    replaced,
     require_file,
 )
 from cellfeed.extending import ColumnError, FormatError, MismatchError, pd
-from cellfeed.sources import failures_named, first_line
+from cellfeed.sources import failures_named, files_in, first_line
 from cellfeed.sources.arrow import MISSING, import_arrow, kind, to_frame, values_of
-from cellfeed.storages.parquet._footers import CODECS, END_BYTES, Footer, is_plain_or_dictionary
+from cellfeed.storages.parquet._footers import END_BYTES, Footer
 from cellfeed.storages.parquet._kernels import _fields as fields
-from cellfeed.storages.parquet._lists import LIST_NUMBERS, list_numbers
+from cellfeed.storages.parquet._lists import DECODED, describe_lists
 
 EXTRA = "parquet"
 
 # Files and their row groups.
 
-_TAIL_BYTES = 1 << 16  # of a file on a server, which mostly contain its footer
+RANGE = [fields.DATA_OFFSET, fields.STORED_BYTES]  # of a column in a row group
+_TAIL_BYTES = 1 << 16  # of a file, which mostly contain its footer
 _FOOTERS = 64  # that are kept in memory
 _AT_ONCE = 16
 _BATCH_ROWS = 128  # decoded at a time: few enough to stay in the cache
@@ -62,30 +61,26 @@ class RowGroups:
         Its file, and its number there, int64, shape (n_groups,).
     starts
         Its first row, and the end of the last, int64, shape (n_groups + 1,).
-    offsets, sizes
-        Byte ranges of the lists of genes and of values in the file, int64, shape (n_groups, 2).
-    n_values
-        Number of values in both lists, int64, shape (n_groups,).
+    chunks
+        What its footer says of the lists of genes and of values, as `fields` lists it, and
+        `describe_lists`; int64, shape (n_groups, 2, N_CHUNK_FIELDS).
     dtype
         Common dtype of the values in all files.
     largest
         Largest gene number; None if a footer does not say it.
-    codec
-        Compression of the lists of genes.
-    lists
-        What `list_numbers` says of both lists, int64, shape (n_groups, 2, LIST_NUMBERS).
     """
 
     files: NDArray[np.int64]
     numbers: NDArray[np.int64]
     starts: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    n_values: NDArray[np.int64]
+    chunks: NDArray[np.int64]
     dtype: np.dtype[Any]
     largest: int | None
-    codec: str
-    lists: NDArray[np.int64]
+
+    def ranges(self, group: Any) -> NDArray[np.int64]:
+        """Return first byte and number of bytes of both lists of a row group, or of several."""
+        found: NDArray[np.int64] = self.chunks[group][..., RANGE]
+        return found.reshape(-1, 2)
 
 
 class ParquetFiles:
@@ -104,6 +99,8 @@ class ParquetFiles:
         The `pyarrow.Schema` of the first file.
     names
         Names of the columns: of the first file, and of all when `row_groups` has read them.
+    versions
+        The version of each file on a server, None until its footer is read.
 
     Raises
     ------
@@ -118,26 +115,22 @@ class ParquetFiles:
         import_arrow(location, EXTRA)
         # They stay the same where the working folder changes; on servers, none are needed.
         self._absolute = [str(path.absolute()) for path in self.paths]
-        self._states: list[Any] = [None] * len(self.locations)
-        self._footers = dict[int, Footer]()
-        self._objects: RemoteObjects | None = None
-        if self.locations[0].is_remote:
-            self._objects = RemoteObjects(self.locations.__getitem__, self._states.__getitem__)
-        self.schema = self.footer(0).schema
+        self.versions: list[Any] = [None] * len(self.locations)
+        if self._absolute:
+            for path in self.paths:
+                require_file(path)
+            folder = Path(os.path.commonpath([path.parent for path in self.paths]))
+            names = [str(path.relative_to(folder)) for path in self.paths]
+            self._store: ByteStore = files_in(folder, names)
+        else:
+            self._store = RemoteObjects(self.locations.__getitem__, self.versions.__getitem__)
+        self.schema = footer_of(self, 0).schema
         self.names = [*self.schema.names]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_footers": {}}
 
     @property
     def paths(self) -> list[Path]:
         """Their paths, if they are local."""
         return [each.path for each in self.locations if each.path is not None]
-
-    @property
-    def etags(self) -> list[str]:
-        """Identifiers of the versions of files on servers."""
-        return [f"{each.size} {each.etag} {each.modified}" for each in self._states]
 
     def damage_named(self, file: int, what: str) -> AbstractContextManager[None]:
         """Convert errors of pyarrow into a `FormatError` of one line."""
@@ -146,54 +139,26 @@ class ParquetFiles:
 
     def check(self, file: int) -> None:
         """Check that a local file is as it was when it was opened."""
-        location = self.locations[file]
-        if location.path is None:
-            return
-        if self._states[file] is None:
-            require_file(Path(self._absolute[file]), location)
-        try:
-            found = identity(os.stat(self._absolute[file]))  # noqa: PTH116 - called often
-        except FileNotFoundError:
-            raise removed(location) from None
-        if self._states[file] is None:
-            self._states[file] = found
-        if self._states[file] != found:
-            raise replaced(location)
+        self._store.check_files(np.array([file]))
 
-    def footer(self, file: int) -> Footer:
-        """Return the footer of a file."""
-        found = self._footers.get(file)
-        if found is None:
-            found = self._read_footer(file)
-            for oldest in [*self._footers][: 1 - _FOOTERS]:
-                self._footers.pop(oldest, None)
-            self._footers[file] = found
-        return found
-
-    def _read_footer(self, file: int) -> Footer:
+    def read_footer(self, file: int) -> Footer:
+        """Read the footer of a file."""
         location = self.locations[file]
-        if self._objects is None:
-            self.check(file)
-            size = self._states[file][0]
-        else:
-            if self._states[file] is None:
-                self._states[file] = open_object(location)
-            size = self._states[file].size
+        if location.is_remote and self.versions[file] is None:
+            self.versions[file] = open_object(location)
+        size = int(self._store.sizes(np.array([file]))[0])
         with self.damage_named(file, "its footer"):
-            tail = self._tail(file, size, min(size, _TAIL_BYTES))
-            needed = int.from_bytes(tail[-END_BYTES:][:4], "little") + END_BYTES
-            if len(tail) < needed <= size:
-                tail = self._tail(file, size, needed)
-            return Footer.read(location.shown, tail, size)
+            n_bytes = min(size, _TAIL_BYTES)
+            (tail,) = self._read(file, np.array([[size - n_bytes, n_bytes]]))
+            needed = int.from_bytes(tail[-END_BYTES:][:4].tobytes(), "little") + END_BYTES
+            if tail.size < needed <= size:
+                (tail,) = self._read(file, np.array([[size - needed, needed]]))
+            return Footer.read(location.shown, tail.tobytes(), size)
 
-    def _tail(self, file: int, size: int, n_bytes: int) -> bytes:
-        """Return the last bytes of a file."""
-        if self._objects is None:
-            with open(self._absolute[file], "rb") as opened:  # noqa: PTH123
-                opened.seek(size - n_bytes)
-                return opened.read()
-        (found,) = self._objects.read_ranges(*_as_ranges(file, [size - n_bytes], [n_bytes]))
-        return bytes(found) if found is not None else b""
+    def _read(self, file: int, ranges: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """Return byte ranges of a file; see `RowGroups.ranges`."""
+        contents = self._store.read_ranges(np.full(len(ranges), file), *ranges.T)
+        return [np.frombuffer(b"" if each is None else each, np.uint8) for each in contents]
 
     def each(self, read: Callable[[int], Any]) -> Iterator[Any]:
         """Iterate over ``read(file)`` of all files; several are read at a time."""
@@ -219,72 +184,56 @@ class ParquetFiles:
         FormatError
             A file has a column of another type, or is damaged.
         """
-        read = partial(self._groups_of, columns=columns)
-        names, groups = zip(*self.each(read), strict=True)
+        names, groups = zip(*self.each(partial(self._groups_of, columns=columns)), strict=True)
         self.names = [*dict.fromkeys(chain(*names))]
         dtypes = {each.dtype for each in groups if each.dtype.kind != "V"}
         dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.int8)
         for each in groups:
             if each.dtype != dtype:
-                each.lists[:] = -1  # pyarrow decodes it, and values are cast
-        largest = [each.largest for each in groups]
-        arrays = ("files", "numbers", "offsets", "sizes", "n_values", "lists")
+                each.chunks[..., fields.CHUNK_ITEMSIZE] = -1  # pyarrow decodes it, values are cast
         n_rows = np.concatenate([np.diff(each.starts) for each in groups])
         return RowGroups(
-            **{name: np.concatenate([getattr(each, name) for each in groups]) for name in arrays},
+            files=np.concatenate([each.files for each in groups]),
+            numbers=np.concatenate([each.numbers for each in groups]),
             starts=np.append(0, np.cumsum(n_rows)),
+            chunks=np.concatenate([each.chunks for each in groups]),
             dtype=dtype,
-            largest=None if None in largest else max([0, *filter(None, largest)]),
-            codec=next((each.codec for each in groups if each.codec), "unknown"),
+            largest=_largest([each.largest for each in groups], 0),
         )
 
     def _groups_of(self, file: int, columns: tuple[str, str]) -> tuple[list[str], RowGroups]:
         """Return the columns of a file, and its row groups that have rows."""
-        footer = self.footer(file)
+        footer = footer_of(self, file)
         given, leaves = [footer.field(name) for name in columns], footer.leaves(columns)
         of_genes, dtype = map(footer.dtype_in_lists, given)
         if of_genes.kind not in "iuV":
             msg = f"{footer.where}: column {columns[0]!r} has {of_genes}, which are no gene"
             raise FormatError(f"{msg} numbers; give another column as `genes=`")
         n_rows, chunks = footer.row_groups(leaves)
-        there = np.flatnonzero(n_rows)
-        chunks = chunks[there]
-        stored = [footer.metadata.schema.column(leaf) for leaf in leaves]
-        lists = [
-            list_numbers(chunk, stored[k], given[k])
-            for of_group in chunks
-            for k, chunk in enumerate(of_group)
-        ]
+        numbers = np.flatnonzero(n_rows)
+        chunks = chunks[numbers]
+        for k, leaf in enumerate(leaves):
+            describe_lists(chunks[:, k], footer.metadata.schema.column(leaf), given[k])
         largest = [footer.largest(chunk, of_genes) for chunk in chunks[:, 0]]
-        codecs = [CODECS[codec] for codec in chunks[-1:, 0, fields.CHUNK_CODEC]]
         groups = RowGroups(
-            files=np.full(there.size, file),
-            numbers=there,
-            starts=np.append(0, np.cumsum(n_rows[there])),
-            offsets=chunks[..., fields.DATA_OFFSET],
-            sizes=chunks[..., fields.STORED_BYTES],
-            n_values=chunks[..., fields.N_CHUNK_ENTRIES].sum(axis=1),
+            files=np.full(numbers.size, file),
+            numbers=numbers,
+            starts=np.append(0, np.cumsum(n_rows[numbers])),
+            chunks=chunks,
             dtype=dtype,
-            largest=None if None in largest else max([-1, *filter(None, largest)]),
-            codec="".join(codecs),
-            lists=np.array(lists, np.int64).reshape(-1, len(columns), LIST_NUMBERS),
+            largest=_largest(largest, -1),
         )
         return footer.schema.names, groups
 
     def expect(self, groups: RowGroups, which: NDArray[np.int64]) -> object | None:
         """Start reading row groups; return an object that keeps requests alive."""
-        if self._objects is not None:
-            ranges = groups.offsets[which].reshape(-1), groups.sizes[which].reshape(-1)
-            files = np.repeat(groups.files[which], groups.offsets.shape[1])
-            return self._objects.expect(files, *ranges)
-        if hasattr(os, "posix_fadvise"):
-            for file in np.unique(groups.files[which]).tolist():
-                own = which[groups.files[which] == file]
-                places = np.stack([groups.offsets[own].ravel(), groups.sizes[own].ravel()], axis=1)
+        files, ranges = np.repeat(groups.files[which], 2), groups.ranges(which)
+        if self._absolute and hasattr(os, "posix_fadvise"):
+            for file in np.unique(files).tolist():
                 with suppress(OSError), open(self._absolute[file], "rb") as opened:  # noqa: PTH123
-                    for offset, size in places.tolist():
+                    for offset, size in ranges[files == file].tolist():
                         os.posix_fadvise(opened.fileno(), offset, size, os.POSIX_FADV_WILLNEED)
-        return None
+        return self._store.expect(files, *ranges.T)
 
     def column_bytes(
         self, groups: RowGroups, group: int, memory: BufferPool
@@ -298,27 +247,20 @@ class ParquetFiles:
         memory
             Where memory is taken from, for those of local files.
         """
-        file = int(groups.files[group])
-        offsets, sizes = groups.offsets[group].tolist(), groups.sizes[group].tolist()
-        if self._objects is not None:
-            contents = self._objects.read_ranges(*_as_ranges(file, offsets, sizes))
-            there = [np.frombuffer(each, np.uint8) for each in contents if each is not None]
-            return there if [each.size for each in there] == sizes else None
-        self.check(file)
-        found = list[NDArray[np.uint8]]()
-        with suppress(OSError, ValueError), open(self._absolute[file], "rb") as opened:  # noqa: PTH123
-            for offset, size in zip(offsets, sizes, strict=True):
-                own = memory.acquire(size).array(np.dtype(np.uint8), size)
+        file, ranges = int(groups.files[group]), groups.ranges(group)
+        if not self._absolute:
+            found = self._read(file, ranges)
+            return found if [each.size for each in found] == ranges[:, 1].tolist() else None
+        found = [memory.acquire(n).array(np.dtype(np.uint8), n) for n in ranges[:, 1].tolist()]
+        n_read = 0
+        with suppress(OSError), open(self._absolute[file], "rb") as opened:  # noqa: PTH123
+            for offset, own in zip(ranges[:, 0].tolist(), found, strict=True):
                 opened.seek(offset)
-                if opened.readinto(own.data) < size:
-                    return None
-                found.append(own)
-            return found
-        return None
+                n_read += opened.readinto(own.data)
+        self.check(file)
+        return found if n_read == ranges[:, 1].sum() else None
 
-    def batches(
-        self, groups: RowGroups, group: int, columns: Sequence[str]
-    ) -> Iterator[tuple[int, Any]]:
+    def batches(self, groups: RowGroups, group: int, columns: Sequence[str]) -> Iterator[Any]:
         """Decode a row group, some rows at a time; the iterator may be left at any of them.
 
         Parameters
@@ -330,7 +272,7 @@ class ParquetFiles:
 
         Yields
         ------
-        The first row, and a `pyarrow.RecordBatch` of consecutive rows with these columns.
+        A `pyarrow.RecordBatch` of consecutive rows with these columns.
 
         Raises
         ------
@@ -341,27 +283,23 @@ class ParquetFiles:
         n_rows = int(groups.starts[group + 1] - groups.starts[group])
         first = 0
         with self.damage_named(file, f"row group {number}"):
-            opened = self._opened(file, groups.offsets[group], groups.sizes[group])
+            opened = self._opened(file, groups.ranges(group))
             decoded = opened.iter_batches(
                 batch_size=_BATCH_ROWS, row_groups=[number], columns=[*columns], use_threads=False
             )
             for batch in decoded:
-                yield first, batch.select([*columns])
+                yield batch.select([*columns])
                 first += batch.num_rows
             if first < n_rows:
                 msg = f"has {first} rows, but its footer says {n_rows}"
                 raise ValueError(msg)
 
-    def refused_obs(self, name: str) -> str:
-        """Return why the type of a column in the first file cannot be in obs, if it cannot."""
-        at = self.schema.get_field_index(name)
-        return "" if at < 0 else self.footer(0).refused_in_obs(self.schema.field(at))
-
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Return obs columns of all files, as `ParquetSource.read_obs` does."""
         import pyarrow as pa  # noqa: PLC0415 - optional
 
-        tables, where = [*self.read(columns, as_obs=True)], [each.shown for each in self.locations]
+        tables = [*self.each(partial(self.read, columns=columns, as_obs=True))]
+        where = [each.shown for each in self.locations]
         found = {
             name: _join_parts(name, [each[name] for each in tables], where) for name in columns
         }
@@ -369,72 +307,67 @@ class ParquetFiles:
         with failures_named(f"{self.location.shown}: obs cannot be read", "write it again"):
             return to_frame(table.unify_dictionaries())
 
-    def read(self, columns: Sequence[str], *, as_obs: bool = False) -> Iterator[Any]:
-        """Yield a `pyarrow.Table` with whole columns of each file.
+    def read(self, file: int, columns: Sequence[str], *, as_obs: bool = False) -> Any:
+        """Return whole columns of a file as a `pyarrow.Table`.
 
         Parameters
         ----------
+        file
+            Number of the file.
         columns
             Their names.
         as_obs
             Whether text is read as dictionaries, and columns that cannot be in obs are refused.
         """
+        footer = footer_of(self, file)
+        given = [footer.field(name) for name in columns]
+        for reason in (refused_in_obs(each, footer.where) for each in given if as_obs):
+            if reason:
+                raise ColumnError(reason)
+        _, chunks = footer.row_groups(footer.leaves(columns))
+        text = list[str]()
+        if as_obs:  # each has one leaf; of other encodings, pyarrow makes no dictionaries
+            fits = (chunks[..., fields.ENCODINGS] & ~DECODED == 0).all(axis=0).tolist()
+            text = [
+                e.name for e, fit in zip(given, fits, strict=True) if fit and kind(e.type) == "text"
+            ]
+        with self.damage_named(file, f"columns {', '.join(map(repr, columns))}"):
+            ranges = chunks[..., RANGE].reshape(-1, 2)
+            opened = self._opened(file, ranges[(ranges >= 0).all(axis=1)], text)
+            return opened.read([*columns], use_threads=False).select([*columns])
 
-        def read(file: int) -> Any:
-            footer = self.footer(file)
-            given, text = [footer.field(name) for name in columns], list[str]()
-            for each in given if as_obs else ():
-                if reason := footer.refused_in_obs(each):
-                    raise ColumnError(reason)
-            _, chunks = footer.row_groups(footer.leaves(columns))
-            if as_obs:  # each has one leaf; of other encodings, pyarrow makes no dictionaries
-                fits = [all(map(is_plain_or_dictionary, each)) for each in chunks.swapaxes(0, 1)]
-                there = zip(given, fits, strict=True)
-                text = [each.name for each, fit in there if fit and kind(each.type) == "text"]
-            with self.damage_named(file, f"columns {', '.join(map(repr, columns))}"):
-                places = chunks[..., [fields.DATA_OFFSET, fields.STORED_BYTES]].reshape(-1, 2)
-                offsets, sizes = places[(places >= 0).all(axis=1)].T
-                opened = self._opened(file, offsets, sizes, text)
-                return opened.read([*columns], use_threads=False).select([*columns])
-
-        yield from self.each(read)
-
-    def _opened(
-        self,
-        file: int,
-        offsets: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        text: Sequence[str] = (),
-    ) -> Any:
+    def _opened(self, file: int, ranges: NDArray[np.int64], text: Sequence[str] = ()) -> Any:
         """Open a file with pyarrow, to read ranges of it; columns of text become dictionaries."""
         import pyarrow as pa  # noqa: PLC0415 - optional
         import pyarrow.parquet as pq  # noqa: PLC0415
 
-        if self._objects is None:
+        if self._absolute:
             self.check(file)
             source = pa.OSFile(self._absolute[file])
         else:
             # As large as the file, but of its pages only those of the ranges are in memory.
-            whole = np.frombuffer(mmap.mmap(-1, self._states[file].size, flags=_LAZY), np.uint8)
-            contents = self._objects.read_ranges(np.full(offsets.size, file), offsets, sizes)
-            for offset, content in zip(offsets.tolist(), contents, strict=True):
-                there = np.frombuffer(b"" if content is None else content, np.uint8)
-                whole[offset : offset + there.size] = there
+            whole = np.frombuffer(mmap.mmap(-1, self.versions[file].size, flags=_LAZY), np.uint8)
+            for offset, own in zip(ranges[:, 0].tolist(), self._read(file, ranges), strict=True):
+                whole[offset : offset + own.size] = own
             source = pa.BufferReader(pa.py_buffer(whole))
         return pq.ParquetFile(
             source,
-            metadata=self.footer(file).metadata,
+            metadata=footer_of(self, file).metadata,
             read_dictionary=[*text] or None,
             pre_buffer=False,
             page_checksum_verification=True,
         )
 
 
-def _as_ranges(
-    file: int, offsets: Sequence[int], sizes: Sequence[int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    files = np.full(len(offsets), file, np.int64)
-    return files, np.array(offsets, np.int64), np.array(sizes, np.int64)
+@lru_cache(_FOOTERS)
+def footer_of(files: ParquetFiles, file: int) -> Footer:
+    """Return the footer of a file."""
+    return files.read_footer(file)
+
+
+def _largest(numbers: Sequence[int | None], default: int) -> int | None:
+    """Return the largest number; None if one is not known."""
+    return None if None in numbers else max([default, *filter(None, numbers)])
 
 
 # Obs columns: each of one kind in all files, of whatever Arrow type it is.
@@ -493,3 +426,11 @@ def _as_text(part: Any) -> Any:
     import pyarrow as pa  # noqa: PLC0415 - optional
 
     return part.cast(values_of(part.type)).cast(pa.large_string()).dictionary_encode()
+
+
+def refused_in_obs(field: Any, where: str) -> str:
+    """Return a message why the type of a column cannot be in obs; empty if it can."""
+    if kind(field.type):
+        return ""
+    msg = f"{where}: column {field.name!r} is of type {field.type}"
+    return f"{msg}, neither numbers, booleans nor text; write it as text"

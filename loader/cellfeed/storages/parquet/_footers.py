@@ -11,18 +11,13 @@ from numpy.typing import NDArray
 
 from cellfeed.extending import ColumnError, FormatError
 from cellfeed.sources import failures_named
-from cellfeed.sources.arrow import kind, values_of
+from cellfeed.sources.arrow import MISSING, kind, values_of
 from cellfeed.storages.parquet import _kernels as kernels
 from cellfeed.storages.parquet._kernels import _fields as fields
+from cellfeed.storages.parquet._lists import CODECS
 
 END_BYTES = 8  # size of the footer, and the magic number
-
-# Names of codecs, by their numbers in footers.
-CODECS = ("none", "snappy", "gzip", "lzo", "brotli", "lz4_hadoop", "zstd", "lz4")
 _MAGIC_BYTES = 4
-
-_PLAIN, _PLAIN_DICTIONARY, _RLE, _RLE_DICTIONARY = 0, 2, 3, 8  # encodings
-_PLAIN_OR_DICTIONARIES = 1 << _PLAIN | 1 << _PLAIN_DICTIONARY | 1 << _RLE | 1 << _RLE_DICTIONARY
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,13 +78,6 @@ class Footer:
             raise ColumnError(f"{msg}; leave the file or the column out")
         return self.schema.field(at)
 
-    def refused_in_obs(self, field: Any) -> str:
-        """Return a message why the type of a column cannot be in obs; empty if it can."""
-        if kind(field.type):
-            return ""
-        msg = f"{self.where}: column {field.name!r} is of type {field.type}"
-        return f"{msg}, neither numbers, booleans nor text; write it as text"
-
     def leaves(self, names: Sequence[str]) -> list[int]:
         """Return the numbers of the stored columns that some columns consist of."""
         sizes = [*map(_n_leaves, self.schema.types)]
@@ -125,25 +113,17 @@ class Footer:
             if int(n_rows.sum()) != metadata.num_rows:
                 raise ValueError("its row groups have other numbers of rows than it says")
             # All columns are in the file, with a value or more for each row, and a known codec.
-            begins, dictionaries = (
-                chunks[..., fields.DATA_OFFSET],
-                chunks[..., fields.DICTIONARY_OFFSET],
-            )
+            by_field = np.moveaxis(chunks, -1, 0)
+            begins, dictionaries = by_field[[fields.DATA_OFFSET, fields.DICTIONARY_OFFSET]]
             np.minimum(begins, dictionaries, out=begins, where=dictionaries > 0)
-            sizes, n_more = (
-                chunks[..., fields.STORED_BYTES],
-                chunks[..., fields.N_CHUNK_ENTRIES] - n_rows[:, None],
-            )
+            by_field[fields.DATA_OFFSET] = begins
+            sizes, codecs = by_field[fields.STORED_BYTES], by_field[fields.CHUNK_CODEC]
+            n_more = by_field[fields.N_CHUNK_ENTRIES] - n_rows[:, None]
             is_there = (begins >= _MAGIC_BYTES) & (sizes >= 0) & (sizes <= self.n_bytes - begins)
             is_there &= (n_more == 0) | (is_nested & (n_more > 0))
-            is_there &= chunks[..., fields.CHUNK_BYTES] >= 0
-            codecs = chunks[..., fields.CHUNK_CODEC]
-            is_known = (codecs >= 0) & (codecs < len(CODECS))
-            wrong = ~(is_there & is_known) & (n_rows[:, None] > 0)
-            for group, column in np.argwhere(wrong)[:1].tolist():
-                codec, what = int(codecs[group, column]), "is not in the file"
-                if not is_known[group, column]:
-                    what = f"has codec number {codec}"
+            is_there &= (by_field[fields.CHUNK_BYTES] >= 0) & (codecs >= 0) & (codecs < len(CODECS))
+            for group, column in np.argwhere(~is_there & (n_rows[:, None] > 0))[:1].tolist():
+                what = f"is not in the file, or has codec number {codecs[group, column]}"
                 msg = f"row group {group}: column {stored[column].path!r} {what}"
                 raise ValueError(msg)
         return n_rows, chunks
@@ -170,29 +150,12 @@ class Footer:
         FormatError
             They are no lists of numbers.
         """
-        from pyarrow import types  # noqa: PLC0415 - optional
-
-        tests = (
-            types.is_list, types.is_large_list, types.is_fixed_size_list,
-            types.is_list_view, types.is_large_list_view,
-        )  # fmt: skip
-        if any(test(field.type) for test in tests):
+        if hasattr(field.type, "value_field"):
             values = values_of(field.type.value_type)
-            if types.is_null(values):
-                return np.dtype(np.void)
-            if kind(values) == "numbers":
-                dtype: np.dtype[Any] = np.dtype(values.to_pandas_dtype())
-                return dtype
+            if kind(values) in ("numbers", MISSING):
+                return np.dtype(np.void if kind(values) == MISSING else values.to_pandas_dtype())
         msg = f"{self.where}: column {field.name!r} is of type {field.type}, not a list of numbers"
         raise FormatError(f"{msg} for each cell; give another column")
-
-
-def is_plain_or_dictionary(chunk: NDArray[np.int64]) -> bool:
-    """Return whether values are plain, or indices into a dictionary, in all pages of a column.
-
-    ``chunk`` is what a footer says of it, as `fields` lists it.
-    """
-    return not chunk[fields.ENCODINGS] & ~_PLAIN_OR_DICTIONARIES
 
 
 def _n_leaves(found: Any) -> int:

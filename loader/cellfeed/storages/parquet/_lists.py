@@ -14,69 +14,53 @@ from cellfeed.bytes import BufferPool
 from cellfeed.decode import can_decode, chunk_codec, function_addresses
 from cellfeed.decode import kernels as decoding
 from cellfeed.sources import Runs, count_rows, expand
+from cellfeed.sources.arrow import values_of
 from cellfeed.storages.parquet import _kernels as kernels
-from cellfeed.storages.parquet._footers import CODECS, is_plain_or_dictionary
 from cellfeed.storages.parquet._kernels import _fields as fields
 
-# What a footer says of a column of lists in a row group: its codec, -1 if only pyarrow can decode
-# the column; definition levels of a value and of an empty list; bytes of a value in pages; number
-# of values and of lists without any; size of all pages, decompressed, in bytes.
-_CODEC, _MOST, _EMPTY, _ITEMSIZE, _N_ENTRIES, _N_BYTES = range(6)
-LIST_NUMBERS = 6
+# Names of codecs, by their numbers in footers.
+CODECS = ("none", "snappy", "gzip", "lzo", "brotli", "lz4_hadoop", "zstd", "lz4")
 
+_PLAIN, _PLAIN_DICTIONARY, _RLE, _RLE_DICTIONARY = 0, 2, 3, 8  # encodings
+DECODED = 1 << _PLAIN | 1 << _PLAIN_DICTIONARY | 1 << _RLE | 1 << _RLE_DICTIONARY
 _ITEMSIZES = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8}
 _MOST_BYTES = 1 << 28  # of a column in a row group, which is decoded at once
 
 
-def list_numbers(chunk: NDArray[np.int64], column: Any, field: Any) -> list[int]:
-    """Return what is needed to decode a column of lists in a row group, `LIST_NUMBERS` integers.
+def describe_lists(chunks: NDArray[np.int64], column: Any, field: Any) -> None:
+    """Describe a column of lists of numbers, in those row groups where it is decoded here.
 
     Parameters
     ----------
-    chunk
-        What the footer says of it, as `fields` lists it.
+    chunks
+        What the footer says of it, as `fields` lists it, shape (n_groups, N_CHUNK_FIELDS); its last
+        three fields are filled.
     column, field
         Its `pyarrow.parquet.ColumnSchema`, and the `pyarrow.Field` of the lists.
     """
     from pyarrow import types  # noqa: PLC0415 - optional
 
-    only_library = [-1] * LIST_NUMBERS
-    if not (types.is_list(field.type) or types.is_large_list(field.type)):
-        return only_library
-    value, itemsize = field.type.value_type, _ITEMSIZES.get(column.physical_type, 0)
-    if types.is_dictionary(value):
-        value = value.value_type
-    is_float = types.is_floating(value)
-    if not (is_float or types.is_integer(value)):
-        return only_library
-    fits = value.bit_width == 8 * itemsize if is_float else value.bit_width <= 8 * itemsize
-    is_known = fits and column.max_repetition_level == 1
-    is_known &= (column.physical_type in ("FLOAT", "DOUBLE")) == is_float
-    codec = int(chunk[fields.CHUNK_CODEC])
-    is_known &= _can_decode(CODECS[codec]) and is_plain_or_dictionary(chunk)
-    n_bytes = int(chunk[fields.CHUNK_BYTES])
-    is_known &= max(n_bytes, int(chunk[fields.STORED_BYTES])) <= _MOST_BYTES
+    value = values_of(field.type.value_type)
+    itemsize, is_float = _ITEMSIZES.get(column.physical_type, 0), types.is_floating(value)
+    if is_float:
+        fits = value.bit_width == 8 * itemsize
+    else:
+        fits = types.is_integer(value) and value.bit_width <= 8 * itemsize
+    fits &= (column.physical_type in ("FLOAT", "DOUBLE")) == is_float
     empty = int(field.nullable)
     most = empty + 1 + int(field.type.value_field.nullable)
-    if not is_known or column.max_definition_level != most:
-        return only_library
-    return [codec, most, empty, itemsize, int(chunk[fields.N_CHUNK_ENTRIES]), n_bytes]
+    fits &= types.is_list(field.type) or types.is_large_list(field.type)
+    fits &= (column.max_repetition_level, column.max_definition_level) == (1, most)
+    known = [codec for codec, name in enumerate(CODECS) if _can_decode(name)]
+    sizes = chunks[:, [fields.CHUNK_BYTES, fields.STORED_BYTES]].max(axis=1)
+    is_here = np.isin(chunks[:, fields.CHUNK_CODEC], known) & (sizes <= _MOST_BYTES) & fits
+    is_here &= chunks[:, fields.ENCODINGS] & ~DECODED == 0
+    chunks[is_here, fields.CHUNK_ITEMSIZE :] = itemsize, most, empty
 
 
 def _can_decode(codec: str) -> bool:
     is_known = codec in ("none", "gzip", "zstd", "lz4") and can_decode(chunk_codec(codec))
     return is_known or codec == "snappy"
-
-
-def _decompressor(codec: str) -> int:
-    if codec == "snappy":
-        return int(kernels.snappy.address)
-    return decoding.decompressor(chunk_codec(codec))
-
-
-def page_bytes(described: NDArray[np.int64]) -> int:
-    """Return the size of all pages, decompressed, of columns that `list_numbers` describes."""
-    return int(np.maximum(described[..., _N_BYTES], 0).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +99,7 @@ class Lists:
     def open(
         cls,
         data: NDArray[np.uint8],
-        described: NDArray[np.int64],
+        chunk: NDArray[np.int64],
         n_rows: int,
         runs: Runs,
         pool: BufferPool,
@@ -128,8 +112,8 @@ class Lists:
         ----------
         data
             The bytes of the column, from its first page on.
-        described
-            What `list_numbers` returned.
+        chunk
+            What the footer says of it, as `fields` lists it, and `describe_lists`.
         n_rows
             Number of rows of the row group.
         runs
@@ -142,9 +126,8 @@ class Lists:
             If values are gene numbers, the column of each, int32, shape (n + 1,): the last one is
             for numbers from n on. Negative numbers have column -1.
         """
-        if described[_CODEC] < 0:
-            return None
-        sizes = int(described[_N_ENTRIES]), int(described[_N_BYTES])
+        itemsize = int(chunk[fields.CHUNK_ITEMSIZE])
+        sizes = int(chunk[fields.N_CHUNK_ENTRIES]), int(chunk[fields.CHUNK_BYTES])
         pages, n = np.empty((_FEW, fields.N_PAGE_COLUMNS), np.int64), _FEW + 1
         while n > len(pages):
             n = kernels.find_pages(data.ctypes.data, data.size, *sizes, pages)
@@ -152,17 +135,21 @@ class Lists:
                 pages, n = np.empty((n, fields.N_PAGE_COLUMNS), np.int64), n + 1
         if n < 0:
             return None
-        pages, itemsize = pages[:n], int(described[_ITEMSIZE])
+        pages = pages[:n]
         dictionaries = np.flatnonzero(pages[:, fields.KIND] == fields.DICTIONARY_PAGE)
         n_distinct = int(pages[dictionaries, fields.N_PAGE_ROWS].sum())
         n_bytes = int(pages[dictionaries, fields.PAGE_SIZE].sum())
         if dictionaries.any() or dictionaries.size > 1 or n_bytes != n_distinct * itemsize:
             return None  # there is at most one, and it comes first
         column = np.empty(fields.N_LIST_FIELDS, np.int64)
-        column[fields.MOST], column[fields.EMPTY] = described[[_MOST, _EMPTY]]
+        column[fields.MOST], column[fields.EMPTY] = chunk[[fields.CHUNK_MOST, fields.CHUNK_EMPTY]]
         column[fields.LIST_ITEMSIZE], column[fields.N_ROWS] = itemsize, n_rows
         column[fields.N_DISTINCT] = n_distinct
-        column[fields.LIST_DECOMPRESS] = _decompressor(CODECS[described[_CODEC]])
+        codec = CODECS[chunk[fields.CHUNK_CODEC]]
+        is_snappy = codec == "snappy"
+        column[fields.LIST_DECOMPRESS] = (
+            kernels.snappy.address if is_snappy else decoding.decompressor(chunk_codec(codec))
+        )
         if numbers is not None:
             dtype = np.dtype(np.int32)
         elif itemsize > dtype.itemsize:

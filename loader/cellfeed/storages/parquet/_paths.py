@@ -17,19 +17,11 @@ from cellfeed.sources import first_line, suffixes
 
 SUFFIX = ".parquet"
 GENE_TABLE = "gene_metadata.parquet"  # its name in Tahoe-100M
-_MAGIC = b"PAR1"
 
 
 def is_parquet(path: Path) -> bool:
     """Return whether a path is a Parquet file, or a folder of them and of no other cells."""
-    if path.is_dir():
-        return bool(_in_folder(path))
-    if has_suffix(path.name, SUFFIX):
-        return True
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
+    return bool(_in_folder(path)) if path.is_dir() else has_suffix(path.name, SUFFIX)
 
 
 def _in_folder(folder: Path) -> list[Path]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from cellfeed.extending import (
 )
 from cellfeed.rows import CsrRows, FoundRows, RowTarget, summable
 from cellfeed.sources import (
-    MOST_GENE_NUMBERS,
     FoundCsr,
     ListedGenes,
     Runs,
@@ -38,8 +36,10 @@ from cellfeed.sources import (
     split_at,
     threads_of_process,
 )
-from cellfeed.storages.parquet._files import ParquetFiles
-from cellfeed.storages.parquet._lists import Lists, page_bytes
+from cellfeed.sources.arrow import values_of
+from cellfeed.storages.parquet._files import ParquetFiles, RowGroups, refused_in_obs
+from cellfeed.storages.parquet._kernels import _fields as fields
+from cellfeed.storages.parquet._lists import CODECS, Lists
 from cellfeed.storages.parquet._paths import GENE_TABLE, SUFFIX, files_at, is_parquet
 
 # Threads of this process that decode row groups. They do not hold the GIL meanwhile.
@@ -65,16 +65,9 @@ class _Pending:
         What is kept alive until then: the element, and requests to a server.
     """
 
-    def __init__(self, parts: Sequence[Future[list[FoundRows]]], kept: object) -> None:
-        self._parts, self._kept = [*parts], kept
-        weakref.finalize(self, _cancel, self._parts).atexit = False
-
-    def taken(self) -> list[list[FoundRows]]:
-        """Wait for the parts, and return them; they are not kept."""
-        found = [part.result() for part in self._parts]
-        self._parts.clear()
-        self._kept = None
-        return found
+    def __init__(self, parts: list[Future[FoundRows]], kept: object) -> None:
+        self.parts, self.kept = parts, kept
+        weakref.finalize(self, _cancel, parts).atexit = False
 
 
 def _cancel(parts: Sequence[Future[Any]]) -> None:
@@ -84,15 +77,6 @@ def _cancel(parts: Sequence[Future[Any]]) -> None:
 
 # By process, element and runs of rows.
 _expected = weakref.WeakValueDictionary[tuple[int, int, bytes], _Pending]()
-
-
-# Row groups of this process that were decoded in part, by process, files and number: the first row
-# of the last batch, and the batches from that one on.
-#
-# pyarrow can decode a row group only from its beginning. If a fetch ends within one, the next fetch
-# goes on where that one stopped.
-_divided = dict[tuple[int, int, int], tuple[int, Iterator[tuple[int, Any]]]]()
-_MOST_DIVIDED = 4  # each of which keeps the compressed columns of its row group
 
 _LARGE_GROUP = 16_384  # rows of a row group above which reading some of them is slow
 
@@ -116,10 +100,10 @@ class ParquetLists(FoundCsr):
         The files.
     columns
         Names of the columns of genes and of values.
+    groups
+        Where they are in the files.
     genes
-        The genes; None if gene numbers are columns.
-    n_vars
-        See `ParquetSource`.
+        The genes.
     n_markers
         Number of elements at the beginning of each cell that are not genes; if None, a first
         element is none if its number is of no gene and its value is negative.
@@ -129,32 +113,23 @@ class ParquetLists(FoundCsr):
         self,
         files: ParquetFiles,
         columns: tuple[str, str],
-        genes: ListedGenes | None,
-        n_vars: int | None,
+        groups: RowGroups,
+        genes: ListedGenes,
         n_markers: int | None,
     ) -> None:
         self._files, self._columns, self._n_markers = files, columns, n_markers
-        self._groups = groups = files.row_groups(columns)
-        where = files.locations[0].shown
-        if genes is None:
-            if n_vars is None and groups.largest is None:
-                msg = f"{where}: does not say its largest gene number"
-                raise FormatError(f"{msg}; give `ParquetSource` a `gene_table=` or `n_vars=`")
-            n_vars = (groups.largest or 0) + 1 if n_vars is None else n_vars
-            if n_vars > MOST_GENE_NUMBERS:
-                msg = f"{where}: has gene numbers up to {n_vars - 1}, which are no columns"
-                raise FormatError(f"{msg}; give `ParquetSource` a `gene_table=`")
-            genes = ListedGenes.in_order(n_vars)
+        self._groups = groups
         self._genes, self.column_names = genes, genes.names
         self.shape, self.dtype = (int(groups.starts[-1]), genes.n_vars), summable(groups.dtype)
         rows = np.diff(groups.starts)
         self.chunk_starts = groups.starts
         self.rows_per_chunk = float(rows.mean()) if rows.size else 1.0
         self.chunk_shape = (int(rows.max(initial=0)), genes.n_vars)
-        n_bytes = groups.n_values.sum() // 2 * (np.dtype(np.int32).itemsize + self.dtype.itemsize)
-        self.expected_row_bytes = max(1.0, float(n_bytes) / max(1, self.shape[0]))
+        n_values = int(groups.chunks[:, 0, fields.N_CHUNK_ENTRIES].sum())
+        n_bytes = n_values * (np.dtype(np.int32).itemsize + self.dtype.itemsize)
+        self.expected_row_bytes = max(1.0, n_bytes / max(1, self.shape[0]))
         self._memory = BufferPool()
-        self._retains = page_bytes(groups.lists) <= _RETAINED_BYTES
+        self._retains = groups.chunks[..., fields.CHUNK_BYTES].sum() <= _RETAINED_BYTES
         self._read_before = set[int]()
         self.retained = dict[int, tuple[Lists, Lists]]()  # decompressed, of row groups
 
@@ -163,11 +138,12 @@ class ParquetLists(FoundCsr):
 
     def stored_bytes(self) -> int:
         """Return the size of the columns in bytes."""
-        return int(self._groups.sizes.sum())
+        return int(self._groups.chunks[..., fields.STORED_BYTES].sum())
 
     def codec(self) -> str:
         """Return the compression of pages."""
-        return self._groups.codec
+        codecs = np.unique(self._groups.chunks[..., fields.CHUNK_CODEC])
+        return ", ".join(CODECS[codec] for codec in codecs)
 
     def slow_read(self, dtype: np.dtype[Any]) -> SlowRead | None:  # noqa: ARG002 - for any
         """Return why reading is slow if row groups are large; None if they are not."""
@@ -190,11 +166,8 @@ class ParquetLists(FoundCsr):
         requests = self._files.expect(self._groups, np.array(read, np.int64))
         begun = [_threads().submit(self._decode, group, rows) for group, rows in parts]
         pending = _Pending(begun, (self, requests))
-        _expected[self._key(runs)] = pending
+        _expected[os.getpid(), id(self), runs.tobytes()] = pending
         return pending
-
-    def _key(self, runs: Runs) -> tuple[int, int, bytes]:
-        return os.getpid(), id(self), runs.tobytes()
 
     def read_rows(self, runs: Runs) -> CsrRows:
         """Return rows; wait for expected ones, and decode others."""
@@ -202,10 +175,13 @@ class ParquetLists(FoundCsr):
 
     def find_rows(self, runs: Runs) -> FoundRows:
         """Return rows whose values are decoded when it is known where they go."""
-        pending = _expected.pop(self._key(runs), None) or self.expect(runs)
-        parts: list[FoundRows] = [each for part in pending.taken() for each in part]
-        lengths = np.concatenate([np.empty(0, np.int64), *(each.lengths for each in parts)])
-        return FoundRows(lengths, partial(_put_all, parts))
+        key = os.getpid(), id(self), runs.tobytes()
+        pending = _expected.pop(key, None) or self.expect(runs)
+        found = [part.result() for part in pending.parts]
+        pending.parts.clear()
+        pending.kept = None
+        lengths = np.concatenate([np.empty(0, np.int64), *(each.lengths for each in found)])
+        return FoundRows(lengths, partial(_put_all, found))
 
     def _in_memory(self, rows: FoundRows, dtype: np.dtype[Any]) -> CsrRows:
         """Return decoded rows, in memory that is used again: new memory costs more than copying."""
@@ -216,35 +192,24 @@ class ParquetLists(FoundCsr):
         rows.put(RowTarget(lengths=rows.lengths, destinations=starts, dtypes=dtypes))
         return CsrRows(indptr, indices, data, self.shape[1])
 
-    def _decode(self, group: int, runs: Runs) -> list[FoundRows]:
-        """Return rows of a row group, whose file has not changed meanwhile."""
-        here = self._found_here(group, runs)
-        found = [here] if here is not None else self._by_library(group, runs)
-        self._files.check(int(self._groups.files[group]))
-        return found
+    def _decode(self, group: int, runs: Runs) -> FoundRows:
+        """Return rows of a row group."""
+        return self._found_here(group, runs) or self._by_library(group, runs)
 
-    def _by_library(self, group: int, runs: Runs) -> list[FoundRows]:
-        """Return rows of a row group that pyarrow decodes, batch by batch."""
-        files, groups = self._files, self._groups
-        found, stop = list[FoundRows](), int(runs[-1, 1])
-        key = os.getpid(), id(files), group  # the iterators keep the files alive
-        last, batches = _divided.pop(key, (stop, iter(())))
-        if last <= runs[0, 0]:
-            files.check(int(groups.files[group]))
-        else:
-            batches = files.batches(groups, group, self._columns)
-        for first, batch in batches:
-            own = np.clip(runs - first, 0, batch.num_rows)
-            own = own[own[:, 0] < own[:, 1]]
-            if own.size:
-                found.append(self._rows_of(batch, own, group))
-            if first + batch.num_rows >= stop:
-                if stop < groups.starts[group + 1] - groups.starts[group]:
-                    for oldest in [*_divided][: 1 - _MOST_DIVIDED]:
-                        _divided.pop(oldest, None)
-                    _divided[key] = first, chain([(first, batch)], batches)
+    def _by_library(self, group: int, runs: Runs) -> FoundRows:
+        """Return rows of a row group, which pyarrow decodes from its beginning."""
+        import pyarrow as pa  # noqa: PLC0415 - optional
+
+        rows, taken, first = expand(runs), list[Any](), 0
+        for batch in self._files.batches(self._groups, group, self._columns):
+            begin, end = np.searchsorted(rows, [first, first + batch.num_rows])
+            is_whole = end - begin == batch.num_rows
+            taken.append(batch if is_whole else batch.take(pa.array(rows[begin:end] - first)))
+            first += batch.num_rows
+            if first > rows[-1]:
                 break
-        return found
+        self._files.check(int(self._groups.files[group]))
+        return _found(self._rows_of(pa.Table.from_batches(taken), group))
 
     def _found_here(self, group: int, runs: Runs) -> FoundRows | None:
         """Return rows of a row group that cellfeed decodes; None if only pyarrow can.
@@ -264,7 +229,10 @@ class ParquetLists(FoundCsr):
         def write(target: RowTarget) -> bool:
             ascend = genes.write(target.destinations[0], n_skipped)
             if ascend is None or values.write(target.destinations[1], n_skipped) is None:
-                return self._put_by_library(group, runs, target)
+                found = self._by_library(group, runs)
+                if not np.array_equal(found.lengths, lengths):
+                    raise self._wrong(group, "its pages are damaged; copy the file again")
+                return found.put(target)
             return ascend
 
         def put(target: RowTarget) -> bool:
@@ -294,69 +262,54 @@ class ParquetLists(FoundCsr):
         if group not in self.retained:
             self._read_before.add(group)
             return self._opened(group, runs)
+        self._files.check(int(self._groups.files[group]))
         genes, values = self.retained[group]
         return genes.rows(runs), values.rows(runs)
 
     def _opened(self, group: int, runs: Runs) -> tuple[Lists, Lists] | None:
         """Return both lists of rows of a row group, decompressed; None if only pyarrow can."""
         groups, memory = self._groups, self._memory
-        is_known = (groups.lists[group] >= 0).all()
+        described = groups.chunks[group]
+        is_known = (described[:, fields.CHUNK_ITEMSIZE] >= 0).all()
         stored = self._files.column_bytes(groups, group, memory) if is_known else None
         if stored is None:
             return None
         n_rows = int(groups.starts[group + 1] - groups.starts[group])
-        described, of = groups.lists[group], (n_rows, runs, memory, self.dtype)
+        of = n_rows, runs, memory, self.dtype
         genes = Lists.open(stored[0], described[0], *of, self._genes.columns)
         values = None if genes is None else Lists.open(stored[1], described[1], *of)
         if genes is None or values is None or not np.array_equal(genes.lengths, values.lengths):
             return None
         return genes, values
 
-    def _put_by_library(self, group: int, runs: Runs, target: RowTarget) -> bool:
-        first, ascend = 0, True
-        for rows in self._by_library(group, runs):
-            own = target[first : first + rows.lengths.size]
-            if not np.array_equal(rows.lengths, own.lengths):
-                raise self._wrong(group, "its pages are damaged; copy the file again")
-            first, ascend = first + len(own), rows.put(own) and ascend
-        return ascend
+    def _rows_of(self, table: Any, group: int) -> CsrRows:
+        """Return the rows of a `pyarrow.Table` with both columns of lists."""
+        import pyarrow.compute as pc  # noqa: PLC0415 - optional
 
-    def _rows_of(self, batch: Any, runs: Runs, group: int) -> FoundRows:
-        lengths, numbers = self._lists(batch, 0, group)
-        lengths_of_values, values = self._lists(batch, 1, group)
-        values = values.astype(self.dtype, copy=False)
+        found = list[tuple[NDArray[np.int64], NDArray[Any]]]()
+        for name, column in zip(self._columns, table.columns, strict=True):
+            flat = pc.list_flatten(column)
+            if column.null_count or flat.null_count:
+                msg = f"column {name!r}: not every cell has a list of numbers"
+                raise self._wrong(group, f"{msg}; leave those cells out")
+            lengths = pc.list_value_length(column).to_numpy().astype(np.int64)
+            found.append((lengths, flat.cast(values_of(flat.type)).to_numpy()))
+        (lengths, numbers), (lengths_of_values, values) = found
         if not np.array_equal(lengths, lengths_of_values):
             msg = "columns {!r} and {!r}: the lists of a cell differ in length".format(
                 *self._columns
             )
             raise self._wrong(group, f"{msg}; give columns that belong together")
-        columns = self._genes.columns_of(numbers)
-        stops, rows = np.cumsum(lengths), expand(runs)
-        starts, stops = (stops - lengths)[rows], stops[rows]
-        firsts = starts[stops > starts]
-        n_skipped = self._n_skipped(stops - starts, columns[firsts], values[firsts], group)
-        spans = np.stack([starts + n_skipped, stops], axis=1)
-        own = _cut(columns, spans)
-        if own.size and own.min() < 0:
-            raise self._unknown(_cut(numbers, spans)[int((own < 0).argmax())], group)
-        indptr = np.append(0, np.cumsum(stops - starts - n_skipped))
-        return _found(CsrRows(indptr, own, _cut(values, spans), self.shape[1]))
-
-    def _lists(self, batch: Any, column: int, group: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the lengths of the lists of a column, and all their values."""
-        import pyarrow.compute as pc  # noqa: PLC0415 - optional
-
-        found = batch.column(column)
-        flat = pc.list_flatten(found)
-        if found.null_count or flat.null_count:
-            msg = f"column {self._columns[column]!r}: not every cell has a list of numbers"
-            raise self._wrong(group, f"{msg}; leave those cells out")
-        if hasattr(flat, "dictionary"):
-            flat = flat.dictionary_decode()
-        return (
-            pc.list_value_length(found).to_numpy().astype(np.int64),
-            flat.to_numpy(zero_copy_only=False),
-        )
+        columns, values = self._genes.columns_of(numbers), values.astype(self.dtype, copy=False)
+        starts = np.cumsum(lengths) - lengths
+        firsts = starts[lengths > 0]
+        n_skipped = self._n_skipped(lengths, columns[firsts], values[firsts], group)
+        if n_skipped.any():
+            are_genes = np.arange(numbers.size) >= np.repeat(starts + n_skipped, lengths)
+            columns, numbers, values = columns[are_genes], numbers[are_genes], values[are_genes]
+        if columns.size and columns.min() < 0:
+            raise self._unknown(numbers[(columns < 0).argmax()], group)
+        return CsrRows(np.append(0, np.cumsum(lengths - n_skipped)), columns, values, self.shape[1])
 
     def _n_skipped(
         self,
@@ -398,11 +351,6 @@ class ParquetLists(FoundCsr):
         return FormatError(f"{where}: row group {number}: {what}")
 
 
-def _cut(values: NDArray[Any], spans: NDArray[np.int64]) -> NDArray[Any]:
-    """Return spans of values, one after the other."""
-    return np.concatenate([values[:0], *(values[start:stop] for start, stop in spans.tolist())])
-
-
 def _found(rows: CsrRows) -> FoundRows:
     return FoundRows(np.diff(rows.indptr), lambda target: target.put(rows))
 
@@ -434,21 +382,17 @@ def _genes_beside(file: Location) -> ListedGenes | None:
         candidates = [Location.of(each / GENE_TABLE) for each in (folder, folder / "../metadata")]
     else:
         url = file.text.rpartition("/")[0]
-        urls = [f"{url.rpartition('/')[0]}/metadata", url]
+        root = url.rpartition("/")[0]
+        urls = [url] if root.endswith("/") else [f"{root}/metadata", url]  # it is a server
         candidates = [Location(f"{each}/{GENE_TABLE}", file.options) for each in urls]
-        if url.count("/") < _LEAST_SLASHES:  # it is a server
-            del candidates[0]
     for each in candidates:
         try:
             files = ParquetFiles(each, [each])
         except PathError:
             continue
-        table = next(files.read(files.schema.names)).to_pandas()
+        table = files.read(0, files.schema.names).to_pandas()
         return ListedGenes.of_table(table, each.shown)
     return None
-
-
-_LEAST_SLASHES = 3  # of the URL of a folder
 
 
 # Parquet files as a source.
@@ -549,17 +493,22 @@ class ParquetSource(Source):
         self.location = Location.of(path, storage_options)
         locations = files_at(self.location)
         self._files = ParquetFiles(self.location, locations)
+        self._lists = self._columns_of_lists(genes, values)
+        groups, where = self._files.row_groups(self._lists), locations[0].shown
         known: ListedGenes | None = None
         if gene_table is not None:
             known = ListedGenes.of_table(gene_table, "gene_table")
         elif n_vars is None:
             known = _genes_beside(locations[0])
-        self._lists = self._columns_of_lists(genes, values)
-        element = ParquetLists(self._files, self._lists, known, n_vars, n_markers)
-        self.elements = {"X": element}
-        self._var = None if known is None else known.table
-        columns = None if known is None else digest_of_array(known.columns)
+        if known is None:
+            if n_vars is None and groups.largest is None:
+                msg = f"{where}: does not say its largest gene number"
+                raise FormatError(f"{msg}; give `ParquetSource` a `gene_table=` or `n_vars=`")
+            known = ListedGenes.in_order(n_vars or (groups.largest or 0) + 1, where)
+        self._var = known.table
+        columns = None if self._var is None else digest_of_array(known.columns)
         self._selection = repr((self._lists, n_vars, n_markers, columns))
+        self.elements = {"X": ParquetLists(self._files, self._lists, groups, known, n_markers)}
 
     def _columns_of_lists(self, genes: str | None, values: str | None) -> tuple[str, str]:
         """Return the names of the columns with lists."""
@@ -587,10 +536,11 @@ class ParquetSource(Source):
 
     def refused_obs(self, name: str) -> str:
         """Return why a column cannot be in obs: its type, or that it has genes."""
+        where = self._files.locations[0].shown
         if name in self._lists:
-            where = self._files.locations[0].shown
             return f"{where}: column {name!r} has genes or their values; read them from `X`"
-        return self._files.refused_obs(name)
+        at = self._files.schema.get_field_index(name)
+        return "" if at < 0 else refused_in_obs(self._files.schema.field(at), where)
 
     def read_obs(self, columns: Sequence[str]) -> pd.DataFrame:
         """Return some columns; text as categories.
@@ -614,7 +564,9 @@ class ParquetSource(Source):
 
     def version(self) -> str | None:
         """Return a digest of the versions of files on servers."""
-        return None if self.location.path is not None else digest_of(*self._files.etags)
+        if self.location.path is not None:
+            return None
+        return digest_of(*(f"{e.size} {e.etag} {e.modified}" for e in self._files.versions))
 
 
 PARQUET = Storage(

@@ -215,6 +215,7 @@ def test_no_table_of_genes_is_needed(folder):
             "no column 'counts'; give .*, from: genes, expressions",
         ),
         ({"n_vars": 0}, ParameterError, "`n_vars >= 1` must hold"),
+        ({"n_vars": 1 << 27}, FormatError, "gene numbers up to 134217727, which are no columns"),
         ({"n_markers": -1}, ParameterError, "`n_markers >= 0` must hold"),
         ({"n_vars": "3"}, ParameterError, "`n_vars` must be"),
         ({"n_markers": "1"}, ParameterError, "`n_markers` must be"),
@@ -258,6 +259,24 @@ def test_lists_that_are_no_cells(tmp_path, is_saved, genes, values, message):
         given = tmp_path / "cells"
     with pytest.raises(FormatError, match=message):
         read(HuggingFaceSource(given, n_vars=3))
+
+
+@pytest.mark.parametrize("offsets", [[0, 3, 1, 4], [0, -1, 3, 4]])
+def test_damaged_offsets(tmp_path, offsets):
+    """Nothing is read elsewhere."""
+    arrow = pytest.importorskip("pyarrow")
+    write_dataset(tmp_path, sp.csr_matrix(np.ones((3, 4), np.float32)), pd.DataFrame())
+    where, values = arrow.py_buffer(np.array(offsets, np.int32)), arrow.array([0, 1, 2, 3])
+    lists = arrow.ListArray.from_buffers(
+        arrow.list_(arrow.int64()), 3, [None, where], children=[values]
+    )
+    table = arrow.table({"genes": lists, "expressions": lists})
+    (path,) = tmp_path.glob("*.arrow")
+    with arrow.ipc.new_stream(path, table.schema) as stream:
+        stream.write_table(table)
+    with pytest.raises(FormatError, match=r"its lists are damaged .*; copy it again") as raised:
+        read(HuggingFaceSource(tmp_path, n_vars=9))
+    assert "\n" not in str(raised.value)
 
 
 def test_float16_is_refused():

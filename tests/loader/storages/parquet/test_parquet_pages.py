@@ -29,9 +29,16 @@ from cellfeed import (
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-from tests.loader.storages.parquet.written import lists_of, obs_columns, write_files, write_groups  # noqa: E402
+from tests.loader.storages.parquet.written import (  # noqa: E402
+    OTHER_ENCODINGS,
+    lists_of,
+    obs_columns,
+    write_files,
+    write_groups,
+)
 
 from cellfeed.rows import CsrRows, FoundRows  # noqa: E402
+from cellfeed.storages.parquet import _files  # noqa: E402
 from cellfeed.storages.parquet import _source as _parquet  # noqa: E402
 from cellfeed.storages.parquet._files import ParquetFiles  # noqa: E402
 from cellfeed.storages.parquet._lists import Lists  # noqa: E402
@@ -287,16 +294,32 @@ def test_damaged_pages_without_checksums(path, data):
         X.check_format()
 
 
-def test_a_file_that_is_replaced_while_it_is_read(path, monkeypatch):
-    write(path, [[1, 2]], [[1.0, 2.0]])
-    collection, decode = open_collection(ParquetSource(path, n_vars=9)), ParquetLists._found_here
+@pytest.mark.parametrize("options", [{}, OTHER_ENCODINGS])
+def test_a_file_that_is_replaced_while_it_is_read(path, monkeypatch, options):
+    write(path, [[1, 2]], [[1.0, 2.0]], **options)
+    collection, opened = open_collection(ParquetSource(path, n_vars=9)), []
 
-    def decode_and_replace(*arguments):
-        found = decode(*arguments)
+    def open_and_replace(*arguments):
+        opened.append(arguments)
         os.utime(path, ns=(0, 0))
-        return found
+        return real(*arguments)
 
-    monkeypatch.setattr(ParquetLists, "_found_here", decode_and_replace)
+    real = pa.OSFile if options else open
+    where = (pa, "OSFile") if options else (_files, "open")
+    monkeypatch.setattr(*where, open_and_replace, raising=False)
+    with pytest.raises(FormatError, match=r"cells\.parquet: was replaced or written to"):
+        collection[:]
+    assert opened
+
+
+def test_a_file_that_is_replaced_when_its_pages_are_retained(path):
+    write(path, [[1, 2]], [[1.0, 2.0]])
+    source = ParquetSource(path, n_vars=9)
+    collection, element = open_collection(source), source.elements["X"]
+    assert [collection[:].X.sum() for _ in range(3)] == [3, 3, 3]
+    assert isinstance(element, ParquetLists)
+    assert len(element.retained) == 1
+    os.utime(path, ns=(0, 0))
     with pytest.raises(FormatError, match=r"cells\.parquet: was replaced or written to"):
         collection[:]
 

@@ -30,7 +30,8 @@ ROW, FIRST, N_ELEMENTS, IN_PAGE, N_LIST_PIECE_COLUMNS = range(5)
 # address of the codec's function, 0 if there is none.
 MOST, EMPTY, LIST_ITEMSIZE, N_ROWS, N_DISTINCT, LIST_DECOMPRESS, N_LIST_FIELDS = range(7)
 
-# What a footer of a Parquet file says of a column in a row group; -1 where it says nothing.
+# What a footer of a Parquet file says of a column in a row group; -1 where it says nothing. If the
+# column is decoded here, `describe_lists` adds the last three.
 (
     CHUNK_CODEC,  # a number of the format
     ENCODINGS,  # a bit for each, the last one for those that are not known
@@ -43,6 +44,9 @@ MOST, EMPTY, LIST_ITEMSIZE, N_ROWS, N_DISTINCT, LIST_DECOMPRESS, N_LIST_FIELDS =
     MAX_BEGIN,  # where in the footer its largest value is, and its bytes
     MAX_SIZE,
     MAX_IS_SIGNED,  # whether it is of the former field, in which integers were compared as signed
+    CHUNK_ITEMSIZE,  # bytes of a value in pages; -1 if only pyarrow can decode the column
+    CHUNK_MOST,  # definition levels of a value and of an empty list
+    CHUNK_EMPTY,
     N_CHUNK_FIELDS,
-) = range(12)
+) = range(15)
 MOST_ENCODINGS = 10
