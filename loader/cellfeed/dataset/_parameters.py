@@ -195,8 +195,8 @@ def _sequence(transform: Any) -> tuple[Step, ...]:
     for each in given:
         if not isinstance(each, NormalizeTotal | Log1p | RowTransform):
             msg = (
-                "`transform` must be from `cellfeed.transforms` or `cellfeed.tokenizers`, such as "
-                f"Log1p(), but got {each!r}; pass a function of your own as `batch_transform`"
+                "`transform` must be from `cellfeed.transforms` or `cellfeed.tokenizers`, but got "
+                f"{each!r}; give functions as `batch_transform`, masks as `masking=` of a tokenizer"
             )
             raise ParameterError(msg)
     are_of_rows = [isinstance(each, RowTransform) for each in given]

@@ -58,12 +58,13 @@ class ElementTokens:
             self._add("values", _FLOAT32, tokenizer.pad_value, 0.0)
         if masking is not None and masking.masks == "tokens":
             self._add("labels", _INT64, kernels.NO_LABEL, kernels.NO_LABEL)
-            token, replacements = tokenizer.token_of(masking.mask), self._genes.tokens[is_known]
             shares = masking.fraction, masking.random, masking.kept
-            self._mask: Any = kernels.mask_tokens, (*shares, token, replacements)
+            token, replacements = tokenizer.token_of(masking.mask), self._genes.tokens[is_known]
+            self._mask: Any = False, *shares, token, replacements
         elif masking is not None:
             self._add("labels", _FLOAT32, tokenizer.pad_value, 0.0)
-            self._mask = kernels.mask_values, (masking.fraction, np.float32(masking.value))
+            shares = masking.fraction, 0.0, 0.0
+            self._mask = True, *shares, np.float32(masking.value), np.empty(0, np.float32)
         if masking is not None:
             self._add("masked", _BOOL, False, False)  # noqa: FBT003
         if tokenizer.padding is not None:
@@ -78,10 +79,10 @@ class ElementTokens:
         """Return what a minibatch has in place of the element, by name; see `ReplaceRows`."""
         n_rows, longest = len(numbers), self._tokenizer.max_length
         if isinstance(rows, CsrRows):
-            stored = rows.data, rows.indices, rows.indptr
+            stored = rows.data, rows.indices, rows.indptr.astype(np.int64)
         else:
             n_genes = rows.shape[1]
-            columns = np.tile(np.arange(n_genes), n_rows)
+            columns = np.tile(np.arange(n_genes, dtype=np.int32), n_rows)
             stored = rows.reshape(-1), columns, np.arange(n_rows + 1) * n_genes
         n_before, n_after = (int(each is not None) for each in (self._cls, self._eos))
         room, n_values = longest - n_before - n_after, np.diff(stored[2]).max(initial=0)
@@ -104,9 +105,8 @@ class ElementTokens:
             )
             raise FormatError(msg)
         if self._tokenizer.masking is not None:
-            mask, parameters = self._mask
             own = (genes[name] for name in (self._tokenizer.masking.masks, "labels", "masked"))
-            mask(*own, numbers, word, longest, lengths, *parameters)
+            kernels.mask_rows(*own, numbers, word, longest, lengths, *self._mask)
         if "attention_mask" in made:
             made["attention_mask"].fill(True)  # noqa: FBT003
         firsts = np.arange(n_rows) * longest

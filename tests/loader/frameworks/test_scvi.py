@@ -166,6 +166,18 @@ class TestWhatSetupAnndataTakes:
                 assert torch.equal(tensors[name], values), name
                 assert tensors[name].dtype == values.dtype, name
 
+    def test_booleans_are_numbers_as_in_memory(self, in_memory):
+        keys: dict[str, Any] = {
+            "size_factor_key": "is_male",
+            "continuous_covariate_keys": ["score", "is_male", "score"],
+        }
+        adata = in_memory[1:].copy()  # which begins with False
+        expected = manager_of(SCVI, set_up(SCVI, adata, **keys)).create_torch_dataset()
+        data = ScviDataModule(adata, **keys)
+        (first, *_) = data.inference_dataloader(batch_size=209)
+        for name in ("size_factor", "extra_continuous_covs"):
+            assert np.array_equal(first[name], expected[np.arange(209)][name])
+
     def test_a_collection_may_be_given(self, paths):
         collection = open_collection(paths, obs=["plate", "score"], elements=["X", "layers/counts"])
         data = ScviDataModule(collection, **BATCHES, batch_size=70)
@@ -573,6 +585,8 @@ MISTAKES = [
     ({"batch_key": "plte"}, ColumnError, "obs has no column 'plte'"),
     ({"layer": "count"}, Exception, "layers/count"),
     ({"sample_key": "donor"}, ParameterError, "SCVI takes no `sample_key`; leave it out"),
+    ({"size_factor_key": "plate"}, ColumnError, "'plate' is text, where scvi-tools needs numbers"),
+    ({"continuous_covariate_keys": ["age", "plate"]}, ColumnError, "'plate' is text, where"),
     ({"model": SCANVI}, ParameterError, "SCANVI needs `labels_key`; give it"),
     ({"unlabeled_category": "a"}, ParameterError, "SCANVI needs `labels_key`; give it"),
     ({"dense": False}, ParameterError, "`dense` is chosen for scvi-tools; leave it out"),

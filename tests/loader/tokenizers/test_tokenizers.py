@@ -510,6 +510,10 @@ class TestGenesWithMedians:
             "genes 'gene1' and 'gene2' have the same token 1",
         ),
         ({"transform": [RankTokens(VOCABULARY)] * 2}, "at most one of rows, such as a tokenizer"),
+        (
+            {"transform": [RankTokens(VOCABULARY), MaskTokens()]},
+            r"but got MaskTokens\(.*masks as `masking=` of a tokenizer",
+        ),
         ({"transform": [RankTokens(VOCABULARY), Log1p()]}, "must have transforms of values first"),
         (
             {"transform": RankTokens(VOCABULARY), "fetch_transform": copy.copy},

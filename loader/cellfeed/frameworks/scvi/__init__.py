@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,7 +28,7 @@ from cellfeed.extending import (
     sp,
     torch,
 )
-from cellfeed.rows import CategoricalColumn
+from cellfeed.rows import CategoricalColumn, ObsColumn
 from cellfeed.sampling import BlockShuffling, Streaming
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ _N_INFERRED, _INFERRED_TOGETHER = 1024, 2  # cells of a minibatch where nothing 
 _N_CHECKED = 100  # cells by which scvi-tools tells whether values are counts
 _N_OF_CATEGORY = 3  # with fewer cells of a category, scvi-tools warns
 _DISCRETE = ("batch", "labels", "extra_categorical_covs", "ind_x")  # others are float32 there
-_KEYS = ("batch_key", "labels_key", "sample_key")
 _OBSERVED = "use_observed_lib_size"
 _OF_READING = ("read_options", "transform_threads")
 _NOT_TAKEN = ("as_torch", "batch_transform", "dense", "dtype", "fetch_transform", "transform")
@@ -146,7 +145,14 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         pin_memory: bool = False,
         **parameters: Any,
     ) -> None:
-        scvi = _import_scvi()
+        try:
+            import scvi  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            msg = (
+                "`ScviDataModule` needs scvi-tools, which is not installed; install it with "
+                "`pip install 'cellfeed[scvi]'`"
+            )
+            raise ImportError(msg, name="scvi") from error
         super().__init__()
         for name in parameters:
             if name in _NOT_TAKEN:
@@ -172,7 +178,12 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         _require_taken(self._model, setup)
         self._setup: dict[str, Any] = setup
         self._element = f"layers/{setup['layer']}" if "layer" in setup else "X"
-        self.collection = _opened(collection, self._element, setup)
+        self._numbers = [size_factor_key, *setup.get("continuous_covariate_keys", [])]
+        named = [batch_key, labels_key, sample_key, *setup.get("categorical_covariate_keys", [])]
+        self._columns = [*filter(None, dict.fromkeys([*named, *self._numbers]))]
+        if not isinstance(collection, Collection):
+            collection = open_collection(collection, obs=self._columns, elements=[self._element])
+        self.collection: Collection = collection
         template = self._template()
         self._model.setup_anndata(template, **setup)
         get_manager = self._model._get_most_recent_anndata_manager  # noqa: SLF001 - no other way
@@ -180,11 +191,19 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         self._tensors = _Tensors(self._element, self._fields())
 
         self._parameters = {"seed": scvi.settings.seed} | parameters
-        self._load_sparse_tensor = load_sparse_tensor
-        self._options: dict[str, Any] = {"pin_memory": True} if pin_memory else {}
+        self._delivery: dict[str, Any] = {  # of all datasets
+            "dense": not load_sparse_tensor,
+            "dtype": {self._element: "float32"},
+            "batch_transform": self._tensors,
+        }
+        self._pin_memory = pin_memory
         self._autotune, self._batch_size, self._num_workers = autotune, batch_size, num_workers
-        self._train_rows, self._val_rows = _two_parts(split)
-        self.dataset = self._dataset_to_train(strategy, self._train_rows)
+        parts: list[Any] = [] if split is None else [*split]
+        if split is not None and not (parts and all(np.ndim(each) == 1 for each in parts)):
+            msg = "`split` must be arrays of rows, as those of `random_split(collection, [0.9, "
+            raise ParameterError(f"{msg}0.1])`")
+        self._val_rows: Any = parts[1] if len(parts) > 1 else None
+        self.dataset = self._dataset_to_train(strategy, parts[0] if parts else None)
         self._labelled_train: CellDataset | None = None
         self._loader: Any = self._loader_of(self.dataset, is_persistent=True)
         rows = self._labelled(getattr(self.dataset.strategy, "indices", None))
@@ -205,7 +224,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
                 each["state_registry"]["n_obs"] = len(self.collection)
                 each["summary_stats"]["n_cells"] = len(self.collection)
         if "sample" in fields:  # where MRVI looks for it
-            codes, n = self._codes("sample"), len(self._mapping("sample"))
+            codes, n = self._codes("sample"), len(self._state("sample")["categorical_mapping"])
             counts = torch.from_numpy(np.bincount(codes[codes >= 0], minlength=n))
             fields["sample"]["n_obs_per_sample"] = {"n_obs_per_sample": counts.float()}
         return registry
@@ -235,7 +254,9 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         codes, unlabelled = self._codes("labels"), self._unlabelled
         if unlabelled is not None and not np.any(codes == unlabelled):
             codes = np.append(codes, codes.dtype.type(unlabelled))
-        return pd.Categorical.from_codes(codes, categories=pd.Index(self._mapping("labels")))
+        return pd.Categorical.from_codes(
+            codes, categories=pd.Index(self._state("labels")["categorical_mapping"])
+        )
 
     # Loaders.
 
@@ -322,7 +343,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
     def __reduce__(self) -> Any:
         # SCANVI is saved with the data module that it was made with, and loaded with what it then
         # asks of that one.
-        labels = None if self._unlabelled is None else self._mapping("labels")
+        labels = None if self._unlabelled is None else self._state("labels")["categorical_mapping"]
         state = {"registry": {"setup_method_name": "setup_anndata"}, "labels": labels}
         return SimpleNamespace, (), state
 
@@ -341,15 +362,16 @@ class ScviDataModule(_Base):  # type: ignore[misc]
             Parameters of the class, such as ``n_latent``.
         """
         takes = inspect.signature(self._model).parameters
-        is_observed = parameters.get(
-            _OBSERVED, takes[_OBSERVED].default if _OBSERVED in takes else 1
-        )
-        if "datamodule" in takes:
-            parameters["datamodule"] = self
+        default = takes[_OBSERVED].default if _OBSERVED in takes else True
+        is_observed = parameters.get(_OBSERVED, default)
         if "registry" in takes and is_observed:
+            if "datamodule" in takes:
+                parameters["datamodule"] = self
             return self._model(registry=self.registry, **parameters)
-        parameters.pop("datamodule", None)
-        model = _without_cells(self._model(self._manager.adata, **parameters), self.registry)
+        model = self._model(self._manager.adata, **parameters)
+        # Without its cells, so that methods must be given some; it keeps the genes.
+        model._adata, model._adata_manager = model.adata[:0].copy(), None  # noqa: SLF001 - no other way
+        model.registry_ = self.registry
         if not is_observed and "size_factor_key" not in self._setup:
             means, variances = map(torch.from_numpy, self._log_library_sizes())
             model.module.library_log_means.copy_(means)
@@ -365,7 +387,7 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         totals = qc_metrics(self.collection, element=self._element)[0]["total_counts"]
         logs = np.log(totals.where(totals > 0, 1.0).to_numpy(np.float32))
         batches = self._codes("batch")
-        priors = np.tile([[0.0], [1.0]], len(self._mapping("batch")))
+        priors = np.tile([[0.0], [1.0]], len(self._state("batch")["categorical_mapping"]))
         for batch in np.unique(batches):
             of_batch = logs[batches == batch]
             priors[:, batch] = of_batch.mean(), of_batch.var()
@@ -386,12 +408,10 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         The counts, with the names of genes and cells and the obs columns of the data module, whose
         categories are those that these cells have.
         """
-        columns = self.collection.read_obs([*dict.fromkeys([*_columns_of(self._setup), *obs])])
+        columns = self.collection.read_obs([*dict.fromkeys([*self._columns, *obs])])
         cells = self.collection[rows]  # type: ignore[index]
         frame = {
-            name: pd.Categorical.from_codes(
-                column.codes[cells.rows], pd.Index(column.categories)
-            ).remove_unused_categories()
+            name: _categorical(column)[cells.rows].remove_unused_categories()
             if isinstance(column, CategoricalColumn)
             else column.values[cells.rows]
             for name, column in columns.items()
@@ -413,14 +433,19 @@ class ScviDataModule(_Base):  # type: ignore[misc]
 
         The counts are those of the first cells, by which scvi-tools tells whether they are counts.
         """
-        values = dict[str, Any]()
-        for name in _columns_of(self._setup):
+        if self._element not in self.collection.elements:
+            msg = f"the collection was opened without {self._element!r}; name it in"
+            msg = f"{msg} `open_collection(..., elements=[{self._element!r}])`"
+            raise ParameterError(msg)
+        values = dict[str, pd.Index]()
+        for name in self._columns:
             column = self.collection.obs[name]
-            if isinstance(column, CategoricalColumn):
-                values[name] = pd.CategoricalIndex(column.categories, column.categories)
+            if name in self._numbers:
+                numbers = _numbers(name, column)
+                values[name] = pd.Index(numbers[~np.isnan(numbers)][:1])
             else:
-                numbers = _numbers_in(column.values)
-                values[name] = numbers[:1] if name in _numbers_of(self._setup) else numbers
+                categories = _categorical(column).categories
+                values[name] = pd.CategoricalIndex(categories, categories)
             if not len(values[name]):
                 msg = f"obs column {name!r} has no value for any cell; leave it out"
                 raise ColumnError(msg)
@@ -438,88 +463,68 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         counts.resize((n, counts.shape[1]))
         return self._anndata(counts, obs)
 
-    def _fields(self) -> dict[str, tuple[_Column, ...]]:
-        """Return what each field of the registry is made of, except for the counts."""
-        fields = dict[str, tuple[_Column, ...]]()
+    def _fields(self) -> dict[str, _Columns]:
+        """Return the columns of each field of the registry, except for the counts."""
+        obs, fields = self.collection.obs, dict[str, _Columns]()
         for key, field in self._manager.registry["field_registries"].items():
             where, state = field["data_registry"], field["state_registry"]
             if not where or "n_obs" in state:  # an empty field, and the counts
                 continue
             match where["attr_name"], state:
                 case "obs", {"categorical_mapping": mapping, "original_key": name}:
-                    fields[key] = (self._categorical(name, mapping, self._unlabelled_in(state)),)
+                    fields[key] = [(name, self._coded(name, mapping))]
                 case "obsm", {"field_keys": names, "mappings": mappings}:
-                    fields[key] = tuple(self._categorical(each, mappings[each]) for each in names)
+                    fields[key] = [(name, self._coded(name, mappings[name])) for name in names]
                 case "obsm", {"columns": names}:
-                    fields[key] = tuple(_Column(name) for name in names)
+                    fields[key] = [(name, _numbers(name, obs[name])) for name in names]
                 case "obs", {}:
                     name = where["attr_key"]
-                    fields[key] = (_Column(_ROW if name == "_indices" else name),)
+                    is_row = name == "_indices"  # not a column: the row of each cell
+                    rows = np.arange(len(self.collection))
+                    fields[key] = [(name, rows if is_row else _numbers(name, obs[name]))]
                 case _:
                     msg = (
                         f"{self._model.__name__} takes {key!r} from {where['attr_name']}, but a "
                         "data module has counts and obs columns alone; use another model"
                     )
                     raise ParameterError(msg)
+        if self._unlabelled is not None:
+            ((_, codes),) = fields["labels"]
+            codes[codes < 0] = self._unlabelled
         return fields
 
-    def _categorical(
-        self, name: str, mapping: NDArray[Any], of_missing: int | None = None
-    ) -> _Column:
+    def _coded(self, name: str, mapping: NDArray[Any]) -> NDArray[np.signedinteger]:
+        """Return the code of each cell in a column of categories of a registry."""
         if name not in self.collection.obs:  # no key was given
-            return _Column(None, np.array([of_missing or 0]))
-        column = self.collection.obs[name]
-        values = (
-            column.categories
-            if isinstance(column, CategoricalColumn)
-            else _numbers_in(column.values)
-        )
-        codes = pd.Index(mapping).get_indexer(pd.Index(values))
-        codes = np.append(codes, -1 if of_missing is None else of_missing)
-        dtype = np.min_scalar_type(-max(1, len(mapping)))
-        return _Column(
-            name, codes.astype(dtype), None if isinstance(column, CategoricalColumn) else values
-        )
-
-    @staticmethod
-    def _unlabelled_in(state: Mapping[str, Any]) -> int | None:
-        if "unlabeled_category" not in state:
-            return None
-        mapping = [*state["categorical_mapping"]]
-        return mapping.index(state["unlabeled_category"])
+            return np.zeros(len(self.collection), np.int8)
+        cells = _categorical(self.collection.obs[name]).set_categories(mapping)
+        codes: NDArray[np.signedinteger] = cells.codes.copy()
+        return codes
 
     @property
     def _unlabelled(self) -> int | None:
         """The code of unlabelled cells; None if the model does not distinguish them."""
-        labels = self._manager.registry["field_registries"].get("labels")
-        return None if labels is None else self._unlabelled_in(labels["state_registry"])
+        state = self._state("labels")
+        if "unlabeled_category" not in state:
+            return None
+        return [*state["categorical_mapping"]].index(state["unlabeled_category"])
 
-    def _mapping(self, key: str) -> NDArray[Any]:
-        """Return the categories of a field, by code."""
-        state = self._manager.registry["field_registries"][key]["state_registry"]
-        mapping: NDArray[Any] = state["categorical_mapping"]
-        return mapping
+    def _state(self, key: str) -> dict[str, Any]:
+        """Return what the registry has of a field, such as its categories; empty without it."""
+        fields = self._manager.registry["field_registries"]
+        return dict(fields[key]["state_registry"]) if key in fields else {}
 
-    def _codes(self, key: str, rows: Any = None) -> NDArray[np.signedinteger]:
-        """Return the code of each cell in a field of one column, or of some cells."""
-        (column,) = self._tensors.fields[key]
-        codes: NDArray[np.signedinteger] = column.of(*self._stored(column, rows))
+    def _codes(self, key: str) -> NDArray[np.signedinteger]:
+        """Return the code of each cell in a field of one column."""
+        ((_, codes),) = self._tensors.fields[key]
         return codes
-
-    def _stored(self, column: _Column, rows: Any) -> tuple[NDArray[Any], int]:
-        """Return the stored values of a column for some cells, and their number."""
-        n = len(self.collection) if rows is None else len(rows)
-        if column.name is None or column.name == _ROW:
-            return np.empty(0), n
-        values = self.collection.obs[column.name].values
-        return values if rows is None else values[rows], n
 
     def _labelled(self, rows: Any) -> NDArray[np.int64] | None:
         """Return which of some cells have a label; None if this is not distinguished, or none."""
         if self._unlabelled is None:
             return None
-        places = np.flatnonzero(self._codes("labels", rows) != self._unlabelled)
-        found: NDArray[np.int64] = places if rows is None else np.asarray(rows)[places]
+        rows = np.arange(len(self.collection)) if rows is None else np.asarray(rows)
+        found: NDArray[np.int64] = rows[self._codes("labels")[rows] != self._unlabelled]
         return found if found.size else None
 
     # Datasets and loaders.
@@ -537,10 +542,11 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         if dataset.batch_size == 1:
             msg = "`batch_size >= 2` must hold, but got batch_size=1"
             raise ParameterError(f"{msg}: layers of scvi-tools normalise over a minibatch")
-        if _n_to_train(dataset) == 1:
+        n_of_rank = -(-dataset.strategy.n_positions(len(self.collection)) // dataset.world_size)
+        if n_of_rank == 1:
             msg = "a rank has a single cell to train on, or a single one with a label, but layers"
             raise ParameterError(f"{msg} of scvi-tools normalise over a minibatch; give more cells")
-        if _ends_with_one(dataset):
+        if n_of_rank % dataset.batch_size == 1:
             dataset = self._made(strategy, rows, drop_last=True)
         self._require_values(getattr(dataset.strategy, "indices", None))
         return dataset
@@ -574,19 +580,10 @@ class ScviDataModule(_Base):  # type: ignore[misc]
             **ranks,
         )
 
-    @property
-    def _delivery(self) -> dict[str, Any]:
-        """Parameters of all datasets: how minibatches are delivered."""
-        return {
-            "dense": not self._load_sparse_tensor,
-            "dtype": {self._element: "float32"},
-            "batch_transform": self._tensors,
-        }
-
     def _loader_of(self, dataset: CellDataset, *, is_persistent: bool = False) -> MinibatchLoader:
         n = self.dataset.num_workers if self._num_workers is None else self._num_workers
-        options = self._options | ({"persistent_workers": True} if n and is_persistent else {})
-        return dataset.loader(n, **options)
+        is_kept = is_persistent and n > 0
+        return dataset.loader(n, pin_memory=self._pin_memory, persistent_workers=is_kept)
 
     def _require_values(self, rows: Any) -> None:
         """Check that cells have a value in all columns.
@@ -596,52 +593,26 @@ class ScviDataModule(_Base):  # type: ignore[misc]
         ColumnError
             One has not.
         """
-        for column in {
-            each.name: each for of in self._tensors.fields.values() for each in of
-        }.values():
-            values, n = self._stored(column, rows)
-            found = column.of(values, n)
-            lacking = np.flatnonzero(found < 0 if column.codes is not None else np.isnan(found))
-            if lacking.size:
-                row = lacking[0] if rows is None else np.asarray(rows)[lacking[0]]
-                msg = (
-                    f"obs column {column.name!r} has no value for {lacking.size:,} of {n:,} cells, "
-                    f"such as row {row:,}; leave these cells out with `split` or `rows`"
+        of_cells = slice(None) if rows is None else np.asarray(rows)
+        for columns in self._tensors.fields.values():
+            for name, column in columns:
+                values = column[of_cells]
+                lacking = np.flatnonzero(
+                    np.isnan(values) if values.dtype.kind == "f" else values < 0
                 )
-                raise ColumnError(msg)
+                if lacking.size:
+                    row = lacking[0] if rows is None else np.asarray(rows)[lacking[0]]
+                    msg = (
+                        f"obs column {name!r} has no value for {lacking.size:,} of "
+                        f"{values.size:,} cells, such as row {row:,}; leave these cells out with "
+                        "`split` or `rows`"
+                    )
+                    raise ColumnError(msg)
 
 
-_ROW = "_indices"  # not a column: the row of each cell
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """How an obs column becomes what scvi-tools is given.
-
-    Parameters
-    ----------
-    name
-        Name of the column; None if all cells have the same code.
-    codes
-        Code of each category in the registry, and of missing values; None for numbers.
-    categories
-        The categories of a column of numbers, ascending; None if the column has codes.
-    """
-
-    name: str | None
-    codes: NDArray[np.signedinteger] | None = None
-    categories: NDArray[Any] | None = None
-
-    def of(self, values: NDArray[Any], n: int) -> NDArray[Any]:
-        """Return codes or numbers for the stored values of ``n`` cells."""
-        if self.codes is None:
-            return values
-        if self.name is None:
-            return np.full(n, self.codes[0])
-        if self.categories is not None:
-            values = np.searchsorted(self.categories, values)  # NaN comes last
-        coded: NDArray[Any] = self.codes[values]
-        return coded
+# Columns of a field by name, with a value for each cell of the collection: codes, -1 if missing, or
+# float32, NaN if missing.
+_Columns: TypeAlias = Sequence[tuple[str, NDArray[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -657,20 +628,14 @@ class _Tensors:
     """
 
     element: str
-    fields: Mapping[str, tuple[_Column, ...]]
+    fields: Mapping[str, _Columns]
 
     def __call__(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
-        tensors = {"X": minibatch[self.element]}
-        n = len(minibatch)
+        tensors, rows = {"X": minibatch[self.element]}, minibatch.rows.numpy()
         for key, columns in self.fields.items():
             dtype = np.int64 if key in _DISCRETE else np.float32
-            values = np.empty((n, len(columns)), dtype)
-            for k, column in enumerate(columns):
-                stored = (
-                    minibatch.rows if column.name == _ROW else minibatch.obs.get(column.name or "")
-                )
-                values[:, k] = column.of(np.empty(0) if stored is None else stored.numpy(), n)
-            tensors[key] = torch.from_numpy(values)
+            values = np.stack([each[rows] for _, each in columns], axis=1)
+            tensors[key] = torch.from_numpy(values.astype(dtype))
         return tensors
 
 
@@ -717,79 +682,32 @@ def _part_of(state: Any, name: str) -> Any:
     return state[name]
 
 
-# Arguments.
+# Columns and arguments.
 
 
-def _import_scvi() -> Any:
-    try:
-        import scvi  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        msg = (
-            "`ScviDataModule` needs scvi-tools, which is not installed; install it with "
-            "`pip install 'cellfeed[scvi]'`"
-        )
-        raise ImportError(msg, name="scvi") from error
-    return scvi
-
-
-def _columns_of(setup: Mapping[str, Any]) -> list[str]:
-    """Return the names of the obs columns that are named, each once."""
-    named = [setup[key] for key in _KEYS if key in setup]
-    named += setup.get("categorical_covariate_keys", [])
-    return [*dict.fromkeys([*named, *_numbers_of(setup)])]
-
-
-def _numbers_of(setup: Mapping[str, Any]) -> list[str]:
-    """Return the names of the obs columns whose numbers are used as they are."""
-    named = [setup["size_factor_key"]] if "size_factor_key" in setup else []
-    return [*named, *setup.get("continuous_covariate_keys", [])]
-
-
-def _numbers_in(values: NDArray[Any]) -> NDArray[Any]:
-    found = np.unique(values)
-    return found[~np.isnan(found)] if found.dtype.kind == "f" else found
-
-
-def _two_parts(split: Any) -> tuple[Any, Any]:
-    """Return the rows to train on and those to validate on; None if they are not given."""
-    if split is None:
-        return None, None
-    parts = [*split]
-    if not parts or not all(np.ndim(each) == 1 for each in parts):
-        msg = "`split` must be arrays of rows, as those of `random_split(collection, [0.9, 0.1])`"
-        raise ParameterError(msg)
-    return parts[0], parts[1] if len(parts) > 1 else None
-
-
-def _opened(collection: Any, element: str, setup: Mapping[str, Any]) -> Collection:
-    """Return a collection that has the counts and the columns of a setup.
+def _numbers(name: str, column: ObsColumn) -> NDArray[np.float32]:
+    """Return the number of each cell, NaN if it is missing; booleans are 0 and 1.
 
     Raises
     ------
     ColumnError
-        A column is absent.
-    ParameterError
-        The counts are absent.
+        The column is text.
     """
-    columns = _columns_of(setup)
-    if not isinstance(collection, Collection):
-        return open_collection(collection, obs=columns, elements=[element])
-    for name in columns:
-        collection.obs[name]  # which is an error if it was not opened
-    if element not in collection.elements:
-        msg = f"the collection was opened without {element!r}"
-        raise ParameterError(f"{msg}; name it in `open_collection(..., elements=[{element!r}])`")
-    return collection
+    if not isinstance(column, CategoricalColumn):
+        return column.values.astype(np.float32)
+    try:
+        numbers = np.append(column.categories, np.nan).astype(np.float32)
+    except ValueError as error:
+        msg = f"obs column {name!r} is text, where scvi-tools needs numbers; name another one, or"
+        raise ColumnError(f"{msg} give it as one of `categorical_covariate_keys`") from error
+    return np.take(numbers, column.codes)
 
 
-# Cells and models of scvi-tools.
-
-
-def _without_cells(model: Any, registry: Mapping[str, Any]) -> Any:
-    """Return a model without its cells, so that methods must be given some; it keeps the genes."""
-    model._adata, model._adata_manager = model.adata[:0].copy(), None  # noqa: SLF001 - no other way
-    model.registry_ = registry
-    return model
+def _categorical(column: ObsColumn) -> pd.Categorical:
+    """Return a column as categories; those of numbers ascend."""
+    if isinstance(column, CategoricalColumn):
+        return pd.Categorical.from_codes(column.codes, pd.Index(column.categories))
+    return pd.Categorical(column.values)
 
 
 def _require_taken(model: Any, setup: Mapping[str, Any]) -> None:
@@ -801,26 +719,12 @@ def _require_taken(model: Any, setup: Mapping[str, Any]) -> None:
         It does not take one of them, or needs another.
     """
     takes = inspect.signature(model.setup_anndata).parameters
-    needs = [
-        name
-        for name, each in takes.items()
-        if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
-    ]
-    said = [
-        f"takes no `{name}`; leave it out, or give `model=`" for name in setup if name not in takes
-    ]
-    lacking = [name for name in needs if name not in ("adata", *setup)]
-    said += [f"needs `{name}`; give it, or use another model" for name in lacking]
-    if said:
-        msg = f"{model.__name__} {said[0]}"
-        raise ParameterError(msg)
-
-
-def _n_to_train(dataset: CellDataset) -> int:
-    """Return how many cells an epoch visits on a rank."""
-    return -(-dataset.strategy.n_positions(len(dataset.collection)) // dataset.world_size)
-
-
-def _ends_with_one(dataset: CellDataset) -> bool:
-    """Return whether the last minibatch of a rank has one cell, too few for normalisation."""
-    return _n_to_train(dataset) % dataset.batch_size == 1
+    for name in setup:
+        if name not in takes:
+            msg = f"{model.__name__} takes no `{name}`; leave it out, or give `model=`"
+            raise ParameterError(msg)
+    for name, each in takes.items():
+        is_needed = each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+        if is_needed and name not in ("adata", *setup):
+            msg = f"{model.__name__} needs `{name}`; give it, or use another model"
+            raise ParameterError(msg)

@@ -9,8 +9,7 @@ if typing.TYPE_CHECKING:
     from cellfeed.tokenizers._kernels._tokenizing import (
         NO_LABEL,
         bin_rows,
-        mask_tokens,
-        mask_values,
+        mask_rows,
         move_rows,
         rank_rows,
     )

@@ -122,7 +122,6 @@ def _rank_quickly(  # noqa: PLR0912 - a row at a time, in the cache
     """
     if n == 0:
         return True
-    low, high = np.zeros(_SHORT, np.int32), np.zeros(_SHORT, np.int32)
     first, second = np.empty(n, np.uint32), np.empty(n, np.uint32)
     for i in range(n):
         second[i] = bits_of_float(np.float32(values[i]) * float_of_bits(weights[i]))
@@ -138,28 +137,21 @@ def _rank_quickly(  # noqa: PLR0912 - a row at a time, in the cache
     shift = max(_INEXACT_BITS, _bit_length(np.uint64(most - least)) - n_bits)
     for i in range(n):
         first[i] = (((most - second[i]) >> np.uint32(shift)) << by_place) | np.uint32(i)
-    of_digit = np.uint32(_SHORT - 1)
-    for i in range(n):
-        key = first[i] >> by_place
-        low[key & of_digit] += 1
-        high[key >> np.uint32(_SHORT_BITS)] += 1
-    of_low, of_high = np.int32(0), np.int32(0)
-    for k in range(_SHORT):  # counts become the places of the first
-        count_low, count_high = low[k], high[k]
-        low[k], high[k] = of_low, of_high
-        of_low, of_high = of_low + count_low, of_high + count_high
-    for i in range(n):
-        key = first[i]
-        digit = np.uint64((key >> by_place) & of_digit)
-        place = low[digit]
-        low[digit] = place + 1
-        second[np.uint64(place)] = key
-    for i in range(n):
-        key = second[i]
-        digit = np.uint64(key >> (by_place + np.uint32(_SHORT_BITS)))
-        place = high[digit]
-        high[digit] = place + 1
-        first[np.uint64(place)] = key
+    for bits_before in (0, _SHORT_BITS):
+        low = np.uint32(by_place + np.uint32(bits_before))
+        starts, start = np.zeros(_SHORT, np.int32), np.int32(0)
+        for i in range(n):
+            starts[(first[i] >> low) & np.uint32(_SHORT - 1)] += 1
+        for digit in range(_SHORT):  # counts become the places of the first
+            count = starts[digit]
+            starts[digit] = start
+            start += count
+        for i in range(n):
+            digit = (first[i] >> low) & np.uint32(_SHORT - 1)
+            start = starts[digit]
+            starts[digit] = start + np.int32(1)
+            second[np.uint64(start)] = first[i]
+        first, second = second, first
     # Keys that differ by more than 1 are in the right order; others are few.
     n_close = 0
     for i in range(1, n):
@@ -331,16 +323,15 @@ def _bin(
 
 @compiled(
     *(
-        f"Tuple((int64, int64, float64))({value}[::1], {index}[::1], uint64[::1], float64[::1], "
+        f"Tuple((int64, int64, float64))({value}[::1], int32[::1], uint64[::1], float64[::1], "
         "int32[::1], int32[::1], uint32[::1])"
         for value in ("float32", "float64")
-        for index in ("int32", "int64")
     ),
     inner=True,
 )
 def _gather(
     values: NDArray[Any],
-    columns: NDArray[Any],
+    columns: Tokens,
     table: Words,
     found: Floats,
     places: Tokens,
@@ -390,18 +381,17 @@ def _gather(
 
 
 _ROWS = [
-    f"{value}[::1], {index}[::1], {index}[::1], uint64[::1], int64, int64, int64, int64[::1], "
+    f"{value}[::1], int32[::1], int64[::1], uint64[::1], int64, int64, int64, int64[::1], "
     "int64[::1], "
     for value in ("float32", "float64")
-    for index in ("int32", "int64")
 ]
 
 
 @compiled(*(f"int64({rows}float64[::1], boolean)" for rows in _ROWS))
 def rank_rows(
     values: NDArray[Any],
-    columns: NDArray[Any],
-    pointers: NDArray[Any],
+    columns: Tokens,
+    pointers: Ints,
     table: Words,
     longest: int,
     room: int,
@@ -438,7 +428,7 @@ def rank_rows(
     found, places = np.empty(most, np.float64), np.empty(most, np.int32)
     tokens, weights, n_unknown = np.empty(most, np.int32), np.empty(most, np.uint32), 0
     for row in range(lengths.size):
-        own = slice(np.int64(pointers[row]), np.int64(pointers[row + 1]))
+        own = slice(pointers[row], pointers[row + 1])
         n, unknown, total = _gather(
             values[own], columns[own], table, found, places, tokens, weights
         )
@@ -462,8 +452,8 @@ def rank_rows(
 )
 def bin_rows(
     values: NDArray[Any],
-    columns: NDArray[Any],
-    pointers: NDArray[Any],
+    columns: Tokens,
+    pointers: Ints,
     table: Words,
     longest: int,
     room: int,
@@ -502,7 +492,7 @@ def bin_rows(
     chosen, at = np.empty(most, np.bool_), np.arange(most).astype(np.int32)
     of_all = np.empty(known.size, np.float64)
     for row in range(lengths.size):
-        own = slice(np.int64(pointers[row]), np.int64(pointers[row + 1]))
+        own = slice(pointers[row], pointers[row + 1])
         n, unknown, _ = _gather(values[own], columns[own], table, found, places, tokens, weights)
         if unknown < 0:
             return -1 - row
@@ -536,33 +526,44 @@ def bin_rows(
     return n_unknown
 
 
-_MASKED_ROWS = "[::1], boolean[::1], int64[::1], uint64, int64, int64[::1], float64"
-
-
-@compiled(f"void(float32[::1], float32{_MASKED_ROWS}, float32)")
-def mask_values(
-    values: NDArray[np.float32],
-    labels: NDArray[np.float32],
+@compiled(
+    *(
+        f"void({value}[::1], {value}[::1], boolean[::1], int64[::1], uint64, int64, int64[::1], "
+        f"boolean, float64, float64, float64, {value}, {value}[::1])"
+        for value in ("int64", "float32")
+    )
+)
+def mask_rows(
+    values: NDArray[Any],
+    labels: NDArray[Any],
     masked: NDArray[np.bool_],
     rows: Ints,
     key: Any,
     longest: int,
     lengths: Ints,
+    are_all_labels: bool,  # noqa: FBT001
     fraction: float,
-    value: float,
+    random: float,
+    kept: float,
+    mask: Any,
+    replacements: NDArray[Any],
 ) -> None:
-    """Mask values of rows as `MaskValues` does.
+    """Mask tokens or values of rows as `MaskTokens` and `MaskValues` do.
 
     Parameters
     ----------
     values, labels, masked
-        The values; memory for those before, and where values were masked.
+        The tokens or values; memory for those before, and where they were masked.
     rows, key
         Number of each row, and the key of the epoch, for what is drawn.
     longest, lengths
         Places between the starts of rows, and length of each row.
-    fraction, value
-        Share of the values of a row, and what they become.
+    are_all_labels
+        Whether all values are labels, or those that are masked, with `NO_LABEL` elsewhere.
+    fraction, random, kept
+        Share of a row that is masked; and shares of these that are replaced at random, and stay.
+    mask, replacements
+        What the others become, and what is drawn from at random.
     """
     for row in range(rows.size):
         own = slice(row * longest, row * longest + lengths[row])
@@ -570,34 +571,12 @@ def mask_values(
         row_key = _word(key, np.uint64(rows[row]))
         _choose(chosen, np.int64(lengths[row] * fraction), row_key, _MASKED)
         for i in range(chosen.size):
-            of_labels[i] = of_row[i]
-            of_row[i] = value if chosen[i] else of_row[i]
-
-
-@compiled(f"void(int64[::1], int64{_MASKED_ROWS}, float64, float64, int64, int64[::1])")
-def mask_tokens(
-    tokens: Ints,
-    labels: Ints,
-    masked: NDArray[np.bool_],
-    rows: Ints,
-    key: Any,
-    longest: int,
-    lengths: Ints,
-    fraction: float,
-    random: float,
-    kept: float,
-    mask: int,
-    replacements: Ints,
-) -> None:
-    """Mask tokens of rows as `MaskTokens` does; see `mask_values`."""
-    for row in range(rows.size):
-        own = slice(row * longest, row * longest + lengths[row])
-        of_row, of_labels, chosen = tokens[own], labels[own], masked[own]
-        row_key = _word(key, np.uint64(rows[row]))
-        _choose(chosen, np.int64(lengths[row] * fraction), row_key, _MASKED)
+            of_labels[i] = of_row[i] if are_all_labels or chosen[i] else NO_LABEL
+        if random + kept == 0:
+            for i in range(chosen.size):
+                of_row[i] = mask if chosen[i] else of_row[i]
+            continue
         which, n_masked = np.empty(chosen.size + 1, np.int32), 0
-        for i in range(chosen.size):
-            of_labels[i] = of_row[i] if chosen[i] else NO_LABEL
         for i in range(chosen.size):
             which[n_masked] = i
             n_masked += chosen[i]
