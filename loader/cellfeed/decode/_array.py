@@ -508,18 +508,27 @@ class ChunkedArray:
             New index of each column, none of which is left out, int32, shape (index_limit,);
             without an index limit, ranges are dense rows, and it is as in `reads_of_rows`.
         """
-        plan, crossings = plan_ranges(
-            starts, counts, destinations, self.chunk_shape[0], out_dtype.itemsize
-        )
+        n, is_inside = self.chunk_shape[0], bool((starts + counts <= self.shape[0]).all())
+        if isinstance(self.locations, Pieces) and self.files.memory is not None and is_inside:
+            # Chunks follow each other in memory, so a range may go on beyond the one it begins in.
+            some = counts > 0
+            chunks, within = np.divmod(starts[some], n)
+            segments = np.stack([within, counts[some], destinations[some], 0 * within], axis=1)
+            firsts, crossings = np.flatnonzero(np.diff(chunks, prepend=-1)), np.empty(0, np.int64)
+            plan = ChunkPlan(chunks[firsts], firsts, segments)
+        else:
+            plan, crossings = plan_ranges(starts, counts, destinations, n, out_dtype.itemsize)
         is_spread = column_map is not None and index_limit < 0
         placing = fields.SPREAD if is_spread else fields.COPIED
         row = array_row(
             self.dtype, out_dtype, index_limit=index_limit, placing=placing, column_map=column_map
         )
         reads = self._reads(plan, row, column_map)
-        if index_limit < 0:
-            return reads
-        return replace(reads, crossings=crossings)
+        return replace(
+            reads,
+            crossings=crossings[: crossings.size if index_limit >= 0 else 0],
+            are_whole=crossings.size == 0 and not is_spread,
+        )
 
     def reads_of_rows(
         self,

@@ -1,7 +1,7 @@
 """Elements that are in memory: copied to the destinations of rows, selected, transformed."""
 
 from collections.abc import Sequence
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -98,18 +98,19 @@ def array_row(
     return row
 
 
-def scratch_bytes(arrays: NDArray[np.int64]) -> int:
+def scratch_bytes(arrays: NDArray[np.int64], segments: NDArray[np.int64]) -> int:
     """Return the scratch memory that a thread needs to place elements of chunks, in bytes.
 
     Parameters
     ----------
-    arrays
-        The kernels' table of arrays, shape (n, N_ARRAY_COLUMNS).
+    arrays, segments
+        The kernels' tables.
     """
     itemsizes = np.maximum(1, arrays[:, fields.ITEMSIZE])
-    n_elements = arrays[:, fields.DECODED_BYTES] // itemsizes
+    longest = int(segments[:, fields.COUNT].max(initial=0))
+    n_elements = np.maximum(arrays[:, fields.DECODED_BYTES] // itemsizes, longest)
     placing = arrays[:, fields.PLACING]
-    is_changed = (arrays[:, [fields.CAST, fields.COLUMN_MAP]] != 0).any(axis=1)
+    is_changed = (arrays[:, [fields.CAST, fields.STEPS, fields.COLUMN_MAP]] != 0).any(axis=1)
     n_bytes = np.where(is_changed, arrays[:, fields.OUT_ITEMSIZE], 0)
     n_bytes += np.where(placing == fields.SELECTED, 8, 0)
     n_bytes = np.where(placing == fields.PICKED, arrays[:, fields.ITEMSIZE], n_bytes)
@@ -156,7 +157,7 @@ class SelectedElements:
 
 
 class RowGroup(NamedTuple):
-    """Addresses of rows in memory, valid as long as the memory.
+    """Addresses of rows in memory.
 
     Parameters
     ----------
@@ -168,12 +169,15 @@ class RowGroup(NamedTuple):
         Number of values in each row, if they are dense.
     pointers
         Address of the row pointers, int32, if they are sparse.
+    memory
+        Keeps the memory alive.
     """
 
     n_rows: int
     values: int
-    row_length: int = 0
-    pointers: int = 0
+    row_length: int
+    pointers: int
+    memory: object
 
 
 class ValueSteps:
@@ -201,9 +205,9 @@ class ValueSteps:
                 steps[-1] = (fields.NORMALIZED_LOG1P, steps[-1][1])
             elif isinstance(each, Log1p):
                 steps.append((fields.LOG1P, 0.0))
-        self._dtype, self._counters = dtype, counters
-        self._kinds = np.array([kind for kind, _ in steps], np.int64)
-        self._targets = np.array([target for _, target in steps], np.float64)
+        head = kernels.applier(dtype.itemsize), counters.address_of_non_counts, len(steps)
+        self.table = np.array([*head, *np.ravel(steps).view(np.int64)], np.int64)
+        self._itemsize, self._counters = dtype.itemsize, counters  # which the table refers to
 
     def apply(
         self, groups: Sequence[RowGroup], threads: Executor | None = None, num_threads: int = 1
@@ -215,35 +219,20 @@ class ValueSteps:
         groups
             Rows of the stated dtype, with the same layout.
         threads, num_threads
-            Threads that help the calling thread, and the total number of threads.
+            The threads and their number; the calling thread if None.
         """
-        if not groups:
-            return
-        table, taken = _table(groups), np.zeros(1, np.int64)
-        n_rows = int(table[-1, fields.FIRST_ROW])
-        non_counts = self._counters.address_of_non_counts
+        table, in_turn = _table(groups), map if threads is None else threads.map
 
-        def work() -> None:
-            steps = self._kinds, self._targets
-            kernels.transform_rows(table, self._dtype, *steps, non_counts, taken)
+        def work(first: int, stop: int, _memory: Sequence[RowGroup] = groups) -> None:
+            kernels.transform_rows(table, self._itemsize, self.table, first, stop)
 
-        n_tasks = -(-n_rows // fields.ROWS_OF_A_TASK)
-        n_helpers = 0 if threads is None else min(num_threads, n_tasks) - 1
-        helpers = [threads.submit(work) for _ in range(n_helpers)] if threads is not None else []
-        try:
-            work()
-            for each in helpers:
-                each.result()
-        except BaseException:
-            # The other threads write into memory that the caller is about to release.
-            taken[0] = n_rows
-            wait(helpers)
-            raise
+        shares = np.linspace(0, table[-1, fields.FIRST_ROW], num_threads + 1).astype(int).tolist()
+        list(in_turn(work, shares[:-1], shares[1:]))
 
 
 def _table(groups: Sequence[RowGroup]) -> NDArray[np.int64]:
     """Return the table of groups that `kernels.transform_rows` takes."""
     table = np.zeros((len(groups) + 1, fields.N_GROUP_COLUMNS), np.int64)
     table[1:, fields.FIRST_ROW] = np.cumsum([each.n_rows for each in groups])
-    table[:-1, fields.VALUES :] = [each[1:] for each in groups]
+    table[:-1, fields.VALUES :] = np.reshape([each[1:4] for each in groups], (-1, 3))
     return table

@@ -17,7 +17,7 @@ from cellfeed.decode import _kernels as kernels
 from cellfeed.decode._decoder import Counter, Decoder, Verify
 from cellfeed.decode._kernels import _fields as fields
 from cellfeed.decode._kernels._codecs import BLOSC, STORED, function_addresses
-from cellfeed.decode._placing import SelectedElements, scratch_bytes
+from cellfeed.decode._placing import SelectedElements, ValueSteps, scratch_bytes
 
 # Reading the bytes of chunks into memory, if compiled threads do not read them themselves.
 
@@ -230,6 +230,8 @@ class ChunkReads:
     keep_alive
         Objects that must exist while chunks are decoded: open files, and tables whose addresses are
         used.
+    are_whole
+        Whether each segment is a row that is not selected from or spread.
     """
 
     arrays: NDArray[np.int64]
@@ -239,6 +241,7 @@ class ChunkReads:
     crossings: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     files: tuple[tuple[ByteStore, NDArray[np.int64]], ...] = ()
     keep_alive: tuple[object, ...] = ()
+    are_whole: bool = False
 
     @staticmethod
     def none() -> "ChunkReads":
@@ -286,6 +289,12 @@ class ChunkReads:
         return replace(
             self, chunks=chunks, segments=self.segments[:0], crossings=self.crossings[:0]
         )
+
+    def with_steps(self, steps: ValueSteps | None) -> "ChunkReads":
+        """Return the same reads with transforms of all values, or without any; see `are_whole`."""
+        arrays, address = self.arrays.copy(), 0 if steps is None else steps.table.ctypes.data
+        arrays[arrays[:, fields.INDEX_LIMIT] < 0, fields.STEPS] = address
+        return replace(self, arrays=arrays)
 
     def without_decoding(self) -> "ChunkReads":
         """Return the same reads without decoding the stored bytes."""
@@ -471,7 +480,7 @@ class ChunkReads:
         decoded = int(arrays[:, fields.DECODED_BYTES].max(initial=0))
         are_shuffled = arrays[:, fields.SHUFFLED] | (arrays[:, fields.CODEC] == BLOSC)
         unshuffled = decoded if are_shuffled.any() else 0
-        scratch = scratch_bytes(arrays)
+        scratch = scratch_bytes(arrays, segments)
 
         def work() -> int:
             try:

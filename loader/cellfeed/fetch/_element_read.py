@@ -379,6 +379,11 @@ class ElementRead:
         return self.reads
 
     @property
+    def are_whole(self) -> bool:
+        """Whether each row is decoded from one chunk."""
+        return not self.placements and all(each.are_whole for each in self.reads)
+
+    @property
     def is_decoded_here(self) -> bool:
         """Whether these chunks are all that is read."""
         return all(part.chunks is not None for part in self.parts)

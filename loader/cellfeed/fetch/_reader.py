@@ -42,9 +42,8 @@ class RowTransform(ABC):
     """Base class of what replaces the rows of an element in each minibatch, such as tokenizers.
 
     In ``CellDataset(transform=[...])`` it comes after transforms of values
-    (`cellfeed.transforms`), which are applied once rows are placed. The decoding threads call it
-    once the rows of a minibatch have arrived. Derived classes are frozen dataclasses, whose fields
-    identify them in states.
+    (`cellfeed.transforms`). The decoding threads call it once the rows of a minibatch have
+    arrived. Derived classes are frozen dataclasses, whose fields identify them in states.
     """
 
     @property
@@ -263,6 +262,7 @@ class Reader:
     ) -> None:
         self._collection, self._sum_duplicates = collection, sum_duplicates
         self._dtypes = dtypes_of(collection.elements, dtype)
+        self._ascend = True  # until columns of a row do not
         self._counters = Counters() if counters is None else counters
         self._transforms = dict[str, ValueSteps]()
         self._replaced = dict[str, tuple[RowTransform, ReplaceRows]]()
@@ -435,8 +435,12 @@ class Reader:
             bases = np.array(
                 [buffer.address for some in groups.values() for _, buffer in some], np.int64
             )
+            # Whole rows are transformed in the cache, others once they are placed.
+            inline = {} if first_alone or not self._ascend else self._transforms
+            inline = {name: inline[name] for name in inline if elements[name].are_whole}
+            named = ((name, own) for name, each in elements.items() for own in each.reads)
             reads = ChunkReads.concatenate(
-                [reads for each in elements.values() for reads in each.reads]
+                [own.with_steps(inline.get(name)) for name, own in named]
             )
         copies = [each for read in elements.values() for each in read.copies if each[-1].size]
         placements = [each for read in elements.values() for each in read.placements]
@@ -444,13 +448,17 @@ class Reader:
         if first_alone and planned.bounds[1:-1].size and is_local:
             return self._first_alone(planned, groups, bases, reads)
         ascending = reads.run(bases, self._decoder)
+        if inline and not ascending:
+            # Duplicates are summed before they are transformed.
+            self._ascend, inline = False, {}
+            reads.with_steps(None).run(bases, self._decoder)
         for place in placements:
             with self._counters.wall_time(Counter.LIBRARY):
                 ascending &= place(bases)
         with self._counters.wall_time(Counter.PLACING):
             for sources, targets, sizes in copies:
                 kernels.copy_all(bind(sources, bases), bind(targets, bases), sizes)
-        return self._completed(planned, groups, ascending=ascending)
+        return self._completed(planned, groups, ascending=ascending, transformed=inline)
 
     def _read_names(self, rows: NDArray[np.int64]) -> NDArray[np.object_]:
         with self._counters.wall_time(Counter.LIBRARY):
@@ -490,12 +498,19 @@ class Reader:
         read = replace(planned, bounds=planned.bounds[:2])
         first = self._completed(read, own, ascending=are_first_ascending)
         self._remaining = self._remaining_thread.submit(others)
-        return _first_and_remaining(first, self._remaining)
+        return chain(first, chain.from_iterable(map(Future.result, [self._remaining])))
 
     def _completed(
-        self, planned: PlannedRead, groups: Mapping[str, _Groups], *, ascending: bool
+        self,
+        planned: PlannedRead,
+        groups: Mapping[str, _Groups],
+        *,
+        ascending: bool,
+        transformed: Container[str] = (),
     ) -> Iterator[Cells]:
         """Sort sparse rows by column if not ``ascending``, transform values, and yield the groups.
+
+        Values of elements that are ``transformed`` already are left as they are.
 
         Groups are transformed here, except those whose duplicate columns must be summed first.
         """
@@ -503,7 +518,7 @@ class Reader:
         distinct = dict[str, list[bool]]()
         for name, some in groups.items():
             distinct[name] = [True] * len(some) if ascending else self._sorted(some)
-            if name in self._transforms:
+            if name in self._transforms and name not in transformed:
                 located = [
                     group.located(buffer)
                     for (group, buffer), is_done in zip(some, distinct[name], strict=True)
@@ -616,13 +631,6 @@ class Reader:
         dense = memory.array(rows.data.dtype, n_rows * n_columns).reshape(rows.shape)
         rows.densify_into(dense)
         return dense
-
-
-def _first_and_remaining(
-    first: Iterator[Cells], remaining: Future[Iterator[Cells]]
-) -> Iterator[Cells]:
-    yield from first
-    yield from remaining.result()
 
 
 # Dividing reads by destination, so that some groups can be used before the others.

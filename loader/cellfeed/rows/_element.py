@@ -305,7 +305,7 @@ class SparseChunks(ABC):
             extents.destinations(target.destinations[-1], target.dtype.itemsize),
             target.dtype,
         )
-        return [indices, data]
+        return [indices, replace(data, are_whole=data.are_whole and extents.rows is None)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -67,11 +67,8 @@ class CsrRows:
 
     def located(self) -> RowGroup:
         """Return the addresses of the rows in memory."""
-        return RowGroup(
-            n_rows=len(self.indptr) - 1,
-            values=self.data.ctypes.data,
-            pointers=self.indptr.ctypes.data,
-        )
+        pointers = self.indptr.ctypes.data
+        return RowGroup(len(self.indptr) - 1, self.data.ctypes.data, 0, pointers, self)
 
     def with_columns(self, columns: NDArray[np.int32], n_vars: int) -> CsrRows:
         """Return the rows with the columns of a collection.
@@ -516,8 +513,8 @@ class Group:
         """Return the addresses of sparse or dense rows in memory."""
         n_rows, values = len(self.pointers) - 1, buffer.address + self.data_start
         if self.layout == "dense":
-            return RowGroup(n_rows, values, row_length=math.prod(self.row_shape))
-        return RowGroup(n_rows, values, pointers=self.pointers.ctypes.data)
+            return RowGroup(n_rows, values, math.prod(self.row_shape), 0, buffer)
+        return RowGroup(n_rows, values, 0, self.pointers.ctypes.data, (buffer, self.pointers))
 
 
 def _summed(rows: CsrRows) -> CsrRows:

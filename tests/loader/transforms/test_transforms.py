@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from anndata import AnnData
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -369,6 +370,20 @@ def reference(plates):
 
 class TestHowRowsCome:
     """What is delivered is the same bit for bit, however it is."""
+
+    def test_rows_in_memory_that_are_longer_than_chunks(self):
+        """In the first fetch they are transformed once placed, in the second before."""
+        n_rows, n_columns = 250, 40_000  # a fetch of this size is written past the cache
+        row = np.random.default_rng(0).poisson(2.0, (1, n_columns)).astype(np.float32) + 1
+        indices = np.tile(np.arange(n_columns, dtype=np.int32), n_rows)
+        pointers = np.arange(n_rows + 1, dtype=np.int32) * n_columns
+        X = sp.csr_matrix((np.tile(row[0], n_rows), indices, pointers))
+        dataset = CellDataset(open_collection(AnnData(X)), Streaming(), 25, 5, transform=NORMALIZED)
+        expected = expected_of(row, NORMALIZED)
+        for minibatch in dataset:
+            values = minibatch.X.values().numpy().reshape(25, n_columns)
+            assert_as_exact_as(values[:1], expected, 1)
+            assert (values == values[0]).all()
 
     def test_it_is_right(self, reference, in_memory, plates):
         assert_as_exact_as(reference, expected_of(in_memory(plates), NORMALIZED), 1)

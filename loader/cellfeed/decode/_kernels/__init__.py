@@ -23,7 +23,7 @@ if typing.TYPE_CHECKING:
         trim,
     )
     from cellfeed.decode._kernels._selecting import gather, sort_rows
-    from cellfeed.decode._kernels._transforming import cast_address, transform_rows
+    from cellfeed.decode._kernels._transforming import applier, cast_address, transform_rows
 else:
     _MODULES = {
         "_decoding": "advise decode head_sizes resolve",
@@ -33,7 +33,7 @@ else:
             "copy_all crossings_ascend densify place plan_ranges plan_rows plan_selected trim"
         ),
         "_selecting": "gather sort_rows",
-        "_transforming": "cast_address transform_rows",
+        "_transforming": "applier cast_address transform_rows",
     }
     _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -23,6 +23,7 @@ Ints: TypeAlias = NDArray[np.int64]
     LOST_IS_ZERO,  # whether missing chunks are zeros
     STREAMED,  # whether writes bypass the cache, since there are more than it holds
     PLACING,  # how elements are written to their destinations; see below
+    STEPS,  # address of the steps of transforms of values, each of whose segments is a row; or 0
     COLUMN_MAP,  # address of an int32 for each column: its new number, -1 if it is left out
     IS_SELECTED,  # SELECTED: address of a byte for each column: 1 if it is selected, else 0
     CHECKED,  # address of a bit for each chunk: whether it was fully decompressed; or see below
@@ -34,7 +35,7 @@ Ints: TypeAlias = NDArray[np.int64]
     ADD_UP,  # if they are stored as a DELTA,
     PLACE,  # and of PLACING
     N_ARRAY_COLUMNS,
-) = range(21)
+) = range(22)
 
 # In place of CHECKED: decompress each chunk completely every time, or only as far as needed.
 EVERY_TIME, NEVER = 0, -1
@@ -93,13 +94,15 @@ PER_CHUNK = 16
 ) = range(1, 10)
 CHECKSUM_BYTES = 4
 
-# Kinds of steps of transforms.
+# Steps of transforms: address of the function that applies them to a row, see `applier`;
+# address of two int64 that count values without a logarithm, and rows whose total is no integer;
+# number of steps; and for each step, in float64, its kind and the sum of a row.
+APPLY, NON_COUNTS, N_STEPS, FIRST_STEP = range(4)
 NORMALIZED, LOG1P, NORMALIZED_LOG1P = range(3)
 
 # Columns of a table of groups of rows to transform.
 FIRST_ROW, VALUES, ROW_LENGTH, POINTERS, N_GROUP_COLUMNS = range(5)
 
-# Rows and chunks that a thread takes at a time, and the bytes that it reads at once.
-ROWS_OF_A_TASK = 16
+# Chunks that a thread takes at a time, and the bytes that it reads at once.
 CHUNKS_OF_A_TASK = 8
 LARGEST_READ = 1 << 20

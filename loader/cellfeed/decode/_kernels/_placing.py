@@ -277,10 +277,10 @@ def _look_up_pages(segments_at: int, n_segments: int, array: Ints) -> None:
 
 @compiled(PLACING_SIGNATURE, callback=True)
 def _copy(source, segments_at, n_segments, array_at, report_at, scratch):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    """Copy or cast elements of a chunk contiguously; column indices are checked and renumbered."""
+    """Copy or cast elements of a chunk contiguously; indices are checked, values transformed."""
     array = elements(array_at, np.int64)
     report = elements(report_at, np.int64)
-    columns, limit = array[fields.COLUMN_MAP], array[fields.INDEX_LIMIT]
+    columns, limit, steps = array[fields.COLUMN_MAP], array[fields.INDEX_LIMIT], array[fields.STEPS]
     _look_up_pages(segments_at, n_segments, array)
     for k in range(n_segments):
         segment = row_of(segments_at, k, fields.N_SEGMENT_COLUMNS)
@@ -290,7 +290,7 @@ def _copy(source, segments_at, n_segments, array_at, report_at, scratch):  # typ
         if array[fields.CAST]:
             call(array[fields.CAST], (begin, changed, n))
             begin = changed
-        elif columns:
+        elif columns or steps:
             copy_bytes(changed, begin, n * array[fields.ITEMSIZE])
             begin = changed
         if limit >= 0:
@@ -303,6 +303,8 @@ def _copy(source, segments_at, n_segments, array_at, report_at, scratch):  # typ
                 return fields.BAD_INDEX
             if problem == _UNSORTED:
                 report[fields.ASCENDING] = 0
+        if steps:
+            call(elements(steps, np.int64)[fields.APPLY], (begin, n, steps))
         if array[fields.STREAMED]:
             _stream_bytes(target, begin, n * array[fields.OUT_ITEMSIZE])
         elif begin != target:

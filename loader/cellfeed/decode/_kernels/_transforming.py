@@ -1,4 +1,4 @@
-"""Compiled: transforming values of rows in place, in many threads."""
+"""Compiled: casting elements, and transforming values of rows in place."""
 
 import math
 from functools import cache
@@ -17,6 +17,7 @@ from cellfeed.decode._kernels._native import (
     address_of,
     atomic_add,
     bits_of_float,
+    call,
     divide,
     elements,
     float_of_bits,
@@ -142,51 +143,47 @@ _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = (
 _FLOATS = "float32", "float64"
 
 
-@compiled(*(f"Tuple((float64, uint32))(CPointer({each}), int64)" for each in _FLOATS), inner=True)
-def _total_and_highest(values: NDArray[Any], n: int) -> Any:
-    """Return the sum of values, and the largest bit pattern of their values if they are float32.
+@compiled(*(f"float64(CPointer({each}), int64)" for each in _FLOATS), inner=True)
+def _total(values: NDArray[Any], n: int) -> float:
+    """Return the sum of values."""
+    total = 0.0
+    for i in range(n):
+        total = add_unordered(total, np.float64(values[i]))
+    return total
+
+
+@compiled(*(f"uint32(CPointer({each}), int64)" for each in _FLOATS), inner=True)
+def _highest(values: NDArray[Any], n: int) -> Any:
+    """Return the largest bit pattern of values as float32.
 
     Bit patterns of negative numbers are above those of infinity and NaN, and these are above those
     of positive numbers.
     """
-    total, highest = 0.0, np.uint32(0)
+    highest = np.uint32(0)
     for i in range(n):
-        total = add_unordered(total, np.float64(values[i]))
         highest = max(highest, bits_of_float(np.float32(values[i])))
-    return total, highest
-
-
-@compiled("boolean(uint32, float64)", inner=True)
-def _are_plain(highest: int, factor: float) -> bool:
-    """Return whether float32 values are finite, non-negative, and not huge after multiplication."""
-    largest = np.float64(float_of_bits(highest)) * factor
-    is_usual = 1 / _LARGEST_FACTOR <= factor <= _LARGEST_FACTOR
-    return bool(highest < _FLOAT_INFINITY and is_usual and largest < _LARGEST_PLAIN)
-
-
-@compiled(*(f"int64(CPointer({each}), int64, float64)" for each in _FLOATS), inner=True)
-def _log1p_exactly(values: NDArray[Any], n: int, divisor: float) -> int:
-    """Do what `_log1p` does, one value at a time."""
-    n_undefined = 0
-    for i in range(n):
-        value = divide(np.float64(values[i]), divisor)
-        n_undefined += value <= -1.0
-        values[i] = math.log1p(value)
-    return n_undefined
+    return highest
 
 
 @compiled(*(f"int64(CPointer({each}), int64, float64, uint32)" for each in _FLOATS), inner=True)
 def _log1p(values: NDArray[Any], n: int, divisor: float, highest: int) -> int:
     """Replace values by the logarithm of 1 + value / ``divisor``; count those that have none.
 
-    "Plain" float32 values are computed without branches, so that many are computed at a time: 1 + y
-    is 2^k (1 + f) with 1 + f between the square roots of 1/2 and 2, and log(1 + f) is a polynomial.
-    The rounding errors of y and of f are carried along, so that the result is off by less than one
-    unit in the last place. ``highest`` comes from `_total_and_highest`.
+    Those of float32 that are finite, non-negative, and not huge after multiplication ("plain") are
+    computed without branches, so that many are computed at a time: 1 + y is 2^k (1 + f) with 1 + f
+    between the square roots of 1/2 and 2, and log(1 + f) is a polynomial. The rounding errors of y
+    and of f are carried along, so that the result is off by less than one unit in the last place.
+    ``highest`` comes from `_highest`.
     """
-    factor = divide(1.0, divisor)
-    if not _are_plain(highest, factor):
-        return int(_log1p_exactly(values, n, divisor))
+    factor, n_undefined = divide(1.0, divisor), 0
+    is_usual = 1 / _LARGEST_FACTOR <= factor <= _LARGEST_FACTOR
+    largest = np.float64(float_of_bits(highest)) * factor
+    if highest >= _FLOAT_INFINITY or largest >= _LARGEST_PLAIN or not is_usual:
+        for i in range(n):
+            scaled = divide(np.float64(values[i]), divisor)
+            n_undefined += scaled <= -1.0
+            values[i] = math.log1p(scaled)
+        return n_undefined
     upper = np.float32(factor)
     lower = np.float32(factor - np.float64(upper))
     for i in range(n):
@@ -224,32 +221,57 @@ def _apply(
     itemsize: int,
 ) -> None:
     """Apply a step, the first one if its number is 0, to a row."""
-    total, highest = _total_and_highest(values, n)
-    if itemsize != 4:
-        highest = _FLOAT_INFINITY  # so that none counts as plain
-    divisor, n_undefined = 1.0, 0
-    if kind != fields.LOG1P and total != 0.0:  # rows whose sum is 0 are not changed
-        divisor = divide(total, target)
+    divisor = 1.0
+    if kind != fields.LOG1P:
+        total = _total(values, n)
+        if total != 0.0:  # rows whose sum is 0 are not changed
+            divisor = divide(total, target)
+        if step == 0 and math.floor(total) != total:
+            atomic_add(non_counts + 8, 1)
     if kind != fields.NORMALIZED:
+        # Of float64, none counts as plain.
+        highest = _highest(values, n) if itemsize == 4 else _FLOAT_INFINITY
         n_undefined = _log1p(values, n, divisor, highest)
+        if n_undefined:
+            atomic_add(non_counts, n_undefined)
+    elif itemsize == 4:
+        # The error of a multiplication in float64 is far below float32's.
+        factor = divide(1.0, divisor)
+        for i in range(n):
+            values[i] = np.float64(values[i]) * factor
     else:
         for i in range(n):
             values[i] = divide(np.float64(values[i]), divisor)
-    if n_undefined:
-        atomic_add(non_counts, n_undefined)
-    if kind != fields.LOG1P and step == 0 and math.floor(total) != total:
-        atomic_add(non_counts + 8, 1)
 
 
-def transform_rows(
-    groups: Ints,
-    dtype: np.dtype[Any],
-    kinds: Ints,
-    targets: NDArray[np.float64],
-    non_counts: int,
-    taken: Ints,
-) -> None:
-    """Transform rows until none is left; several threads share ``taken``.
+def _applies(dtype: Any, itemsize: int) -> Any:
+    @compiled("int64(int64, int64, int64)", callback=True)
+    def apply(row, n, steps_at):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - numba's
+        """Apply steps, see `_fields`, to a row."""
+        values, steps = elements(row, dtype), elements(steps_at, np.int64)
+        numbers, non_counts = elements(steps_at, np.float64), steps[fields.NON_COUNTS]
+        for k in range(steps[fields.N_STEPS]):
+            at = fields.FIRST_STEP + 2 * k
+            _apply(values, n, np.int64(numbers[at]), numbers[at + 1], non_counts, k, itemsize)
+        return 0
+
+    return apply
+
+
+_APPLIES = {4: _applies(types.float32, 4), 8: _applies(types.float64, 8)}
+
+
+def applier(itemsize: int) -> int:
+    """Return the address of the function that applies steps to a row of float32 or float64.
+
+    It takes the address of the row, its number of values, and the address of the steps.
+    """
+    return int(_APPLIES[itemsize].address)
+
+
+@compiled("void(int64[:,::1], int64, int64[::1], int64, int64)")
+def transform_rows(groups: Ints, itemsize: int, steps: Ints, first: int, stop: int) -> None:
+    """Transform some rows.
 
     Parameters
     ----------
@@ -257,52 +279,23 @@ def transform_rows(
         A table of rows that are stored together: number of the first row, address of the values,
         number of values per row if dense, and address of the int32 row pointer if sparse. The first
         column of an additional last row marks the end.
-    dtype
-        Dtype of the values, float32 or float64.
-    kinds, targets
-        The steps, in order: kinds, shape (n_steps,), and the sum of each.
-    non_counts
-        Address of two int64 that count values without a logarithm, and rows whose total is no
-        integer.
-    taken
-        Number of rows that threads have begun, shape (1,).
+    itemsize
+        Size of a value in bytes.
+    steps
+        The steps; see `_fields`.
+    first, stop
+        Number of the first row to transform, and of the one after the last.
     """
-    _transform_rows(groups, np.empty(0, dtype), kinds, targets, non_counts, taken)
-
-
-@compiled(
-    *(
-        f"void(int64[:,::1], {each}[::1], int64[::1], float64[::1], int64, int64[::1])"
-        for each in _FLOATS
-    )
-)
-def _transform_rows(
-    groups: Ints,
-    like: NDArray[Any],
-    kinds: Ints,
-    targets: NDArray[np.float64],
-    non_counts: int,
-    taken: Ints,
-) -> None:
-    """Do what `transform_rows` does; the values have the dtype of ``like``."""
-    n_groups, n_steps, groups_at = len(groups) - 1, len(kinds), address_of(groups)
-    n_rows = row_of(groups_at, n_groups, fields.N_GROUP_COLUMNS)[fields.FIRST_ROW]
-    kinds, targets = pointer_to(kinds), pointer_to(targets)
-    while True:
-        first = atomic_add(address_of(taken), fields.ROWS_OF_A_TASK)
-        if first >= n_rows:
-            break
-        g = 0
-        for i in range(first, min(first + fields.ROWS_OF_A_TASK, n_rows)):
-            while i >= row_of(groups_at, g + 1, fields.N_GROUP_COLUMNS)[fields.FIRST_ROW]:
-                g += 1
-            group = row_of(groups_at, g, fields.N_GROUP_COLUMNS)
-            number, n = i - group[fields.FIRST_ROW], group[fields.ROW_LENGTH]
-            start = number * n
-            if group[fields.POINTERS]:
-                pointers = elements(group[fields.POINTERS], np.int32)
-                start = np.int64(pointers[number])
-                n = np.int64(pointers[number + 1]) - start
-            row = elements(group[fields.VALUES] + start * like.itemsize, like.dtype)
-            for k in range(n_steps):
-                _apply(row, n, kinds[k], targets[k], non_counts, k, like.itemsize)
+    g, groups_at, steps_at = 0, address_of(groups), address_of(steps)
+    apply = pointer_to(steps)[fields.APPLY]
+    for i in range(first, stop):
+        while i >= row_of(groups_at, g + 1, fields.N_GROUP_COLUMNS)[fields.FIRST_ROW]:
+            g += 1
+        group = row_of(groups_at, g, fields.N_GROUP_COLUMNS)
+        number, n = i - group[fields.FIRST_ROW], group[fields.ROW_LENGTH]
+        start = number * n
+        if group[fields.POINTERS]:
+            pointers = elements(group[fields.POINTERS], np.int32)
+            start = np.int64(pointers[number])
+            n = np.int64(pointers[number + 1]) - start
+        call(apply, (group[fields.VALUES] + start * itemsize, n, steps_at))
