@@ -143,13 +143,14 @@ _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = (
 _FLOATS = "float32", "float64"
 
 
-@compiled(*(f"float64(CPointer({each}), int64)" for each in _FLOATS), inner=True)
-def _total(values: NDArray[Any], n: int) -> float:
-    """Return the sum of values."""
-    total = 0.0
+@compiled(*(f"Tuple((float64, uint32))(CPointer({each}), int64)" for each in _FLOATS), inner=True)
+def _total_and_highest(values: NDArray[Any], n: int) -> Any:
+    """Return the sum of values, and what `_highest` returns, in one pass."""
+    total, highest = 0.0, np.uint32(0)
     for i in range(n):
         total = add_unordered(total, np.float64(values[i]))
-    return total
+        highest = max(highest, bits_of_float(np.float32(values[i])))
+    return total, highest
 
 
 @compiled(*(f"uint32(CPointer({each}), int64)" for each in _FLOATS), inner=True)
@@ -222,15 +223,17 @@ def _apply(
 ) -> None:
     """Apply a step, the first one if its number is 0, to a row."""
     divisor = 1.0
-    if kind != fields.LOG1P:
-        total = _total(values, n)
+    if kind == fields.LOG1P:
+        highest = _highest(values, n)
+    else:
+        total, highest = _total_and_highest(values, n)
         if total != 0.0:  # rows whose sum is 0 are not changed
             divisor = divide(total, target)
         if step == 0 and math.floor(total) != total:
             atomic_add(non_counts + 8, 1)
     if kind != fields.NORMALIZED:
-        # Of float64, none counts as plain.
-        highest = _highest(values, n) if itemsize == 4 else _FLOAT_INFINITY
+        if itemsize != 4:
+            highest = _FLOAT_INFINITY  # so that none counts as plain
         n_undefined = _log1p(values, n, divisor, highest)
         if n_undefined:
             atomic_add(non_counts, n_undefined)

@@ -12,12 +12,14 @@ from anndata.io import write_elem
 
 from cellfeed import BlockShuffling, CellDataset, open_collection
 
-__all__ = ["KINDS", "N_CELLS", "SHARDED", "VALUES", "WAYS", "quick", "read", "served"]
+__all__ = ["KINDS", "N_CELLS", "PATIENT", "SHARDED", "VALUES", "WAYS", "quick", "read", "served"]
 
 N_CELLS, N_GENES = 600, 30
 KINDS = ["p.h5ad", "p.zarr"]
 SHARDED = "sharded.zarr"
 WAYS = ["opening", "rows", "iteration"]
+# For servers of tests, on a machine that may be busy.
+PATIENT = {"client_options": {"read_timeout": "10m", "connect_timeout": "10m", "timeout": "10m"}}
 VALUES = (
     np.random.default_rng(1).poisson(0.5, (N_CELLS, N_GENES)).astype(np.float32)
 )  # the oracle of every test

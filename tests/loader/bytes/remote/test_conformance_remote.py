@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.loader.bytes.remote.faulty import PATIENT
 from tests.loader.sources.test_conformance import TestH5ad as H5ad
 from tests.loader.sources.test_conformance_zarr import TestZarr as Zarr
 
@@ -25,7 +26,9 @@ class OnServer:
         self._url_of = url_of
 
     def opened(self, stored, case):
-        (source,) = open_collection(self._url_of(stored), elements=[case.element]).sources
+        (source,) = open_collection(
+            self._url_of(stored), elements=[case.element], storage_options=PATIENT
+        ).sources
         return source
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.loader.bytes.remote.faulty import KINDS, SHARDED, VALUES, WAYS, read
+from tests.loader.bytes.remote.faulty import KINDS, PATIENT, SHARDED, VALUES, WAYS, read
 from tests.servers.faults import Hang
 from tests.warm import python as warm
 
@@ -20,7 +20,6 @@ from cellfeed import open_collection
 
 ROOT = Path(__file__).parents[4]
 AT_MOST_S = 300  # an attempt alone takes longer than that, with these time-outs
-PATIENT = {"client_options": {"read_timeout": "10m", "connect_timeout": "10m", "timeout": "10m"}}
 NOISE = ["Fatal", "Segmentation", "Exception ignored", "never retrieved", "was destroyed", "abort"]
 
 
