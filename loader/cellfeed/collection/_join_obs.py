@@ -101,8 +101,7 @@ def read_obs(
         if others := [name for name in asked if name not in found]:
             table: Any = source.read_obs(others)
             if not isinstance(table, pd.DataFrame):
-                msg = f"{source.location}: `read_obs` must return a data frame, but returned"
-                raise FormatError(f"{msg} {type(table).__name__}; correct the source")
+                raise FormatError(f"{source.location}: `read_obs` must return a data frame")
             if missing := [name for name in others if name not in table]:
                 msg = f"{source.location}: `read_obs` returned no column {missing[0]!r}"
                 raise FormatError(f"{msg}, which is one of `obs_names`; correct the source")

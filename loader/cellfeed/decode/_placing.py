@@ -221,18 +221,13 @@ class ValueSteps:
         threads, num_threads
             The threads and their number; the calling thread if None.
         """
-        table, in_turn = _table(groups), map if threads is None else threads.map
+        table = np.zeros((len(groups) + 1, fields.N_GROUP_COLUMNS), np.int64)
+        table[1:, fields.FIRST_ROW] = np.cumsum([each.n_rows for each in groups])
+        table[:-1, fields.VALUES :] = np.reshape([each[1:4] for each in groups], (-1, 3))
+        in_turn = map if threads is None else threads.map
 
         def work(first: int, stop: int, _memory: Sequence[RowGroup] = groups) -> None:
             kernels.transform_rows(table, self._itemsize, self.table, first, stop)
 
         shares = np.linspace(0, table[-1, fields.FIRST_ROW], num_threads + 1).astype(int).tolist()
         list(in_turn(work, shares[:-1], shares[1:]))
-
-
-def _table(groups: Sequence[RowGroup]) -> NDArray[np.int64]:
-    """Return the table of groups that `kernels.transform_rows` takes."""
-    table = np.zeros((len(groups) + 1, fields.N_GROUP_COLUMNS), np.int64)
-    table[1:, fields.FIRST_ROW] = np.cumsum([each.n_rows for each in groups])
-    table[:-1, fields.VALUES :] = np.reshape([each[1:4] for each in groups], (-1, 3))
-    return table

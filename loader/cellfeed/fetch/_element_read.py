@@ -515,15 +515,10 @@ def _dense_as_csr(part: Part, decoder: Decoder) -> CsrRows:
             reads.run(np.array([dense.ctypes.data], np.int64), decoder)
         else:
             dense = replace(part, rows=rows).read_rows()
-        found.append(_nonzero(dense))
+        is_stored = dense != 0
+        at = np.flatnonzero(is_stored)
+        columns = at % max(1, n_columns)
+        found.append((is_stored.sum(axis=1), columns, dense.reshape(-1)[at]))
     lengths, columns, values = (np.concatenate(each) for each in zip(*found, strict=True))
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     return CsrRows(indptr, columns, values, n_columns)
-
-
-def _nonzero(dense: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """Return the number of non-zeros of each row, their columns, and their values."""
-    is_stored = dense != 0
-    elements = np.flatnonzero(is_stored)
-    columns = elements % max(1, dense.shape[1])
-    return is_stored.sum(axis=1), columns, dense.reshape(-1)[elements]

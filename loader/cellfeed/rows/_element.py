@@ -483,16 +483,11 @@ class Cells(ByElement):
         elements = {name: each[which] for name, each in self.elements.items()}
         obs = {name: values[which] for name, values in self.obs.items()}
         names = None if self.obs_names is None else self.obs_names[which]
-        companions = {
-            name: each[self._rows_of_companions(which, each)]
-            for name, each in self.companions.items()
-        }
+        companions = dict[str, Cells]()
+        for name, each in self.companions.items():  # as many of each cell
+            by_cell = np.arange(len(each)).reshape(len(self), len(each) // max(1, len(self)))
+            companions[name] = each[by_cell[which].ravel()]
         return Cells(elements, obs, self.rows[which], names, **companions)
-
-    def _rows_of_companions(self, which: NDArray[np.intp], companions: Cells) -> NDArray[np.intp]:
-        n_each = len(companions) // max(1, len(self))
-        first = np.arange(len(self))[which] * n_each
-        return (first[:, None] + np.arange(n_each)).ravel()
 
     def to_scipy(self) -> Cells:
         """Return the same cells with elements as SciPy or NumPy arrays."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -17,13 +17,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from cellfeed._errors import (
-    CellfeedError,
-    FormatError,
-    ParameterError,
-    PathError,
-    require_one_of,
-)
+from cellfeed._errors import CellfeedError, FormatError, ParameterError, PathError, require_one_of
 from cellfeed.bytes import SCHEMES, Location, has_suffix
 from cellfeed.rows import Layout
 from cellfeed.sources._source import Source, StoredElement
@@ -225,11 +219,6 @@ def open_location(storage: Storage, location: Location, elements: Sequence[str])
     return [select_elements(each, elements) for each in opened]
 
 
-# What a source and its elements must state.
-_OF_SOURCE = {"location": Location, "elements": dict}
-_OF_ELEMENT = {"shape": tuple, "dtype": np.dtype, "layout": str}
-
-
 def select_elements(source: Source, names: Sequence[str]) -> Source:
     """Return a source with exactly these elements, in this order; itself if it has no others.
 
@@ -240,14 +229,16 @@ def select_elements(source: Source, names: Sequence[str]) -> Source:
     ParameterError
         It, or one of these elements, does not state what it must.
     """
-    _require_stated(source, _OF_SOURCE)
+    _require_stated(source, location=Location, elements=dict)
     for name in names:
         if name not in source.elements:
             there = ", ".join(f"`{each}`" for each in source.elements)
             listed = f"its elements are: {there}" if there else "it has no elements"
             raise FormatError(f"{source.location}: has no `{name}`; {listed}")
-        _require_stated(source.elements[name], _OF_ELEMENT)
-        require_one_of("layout", source.elements[name].layout, get_args(Layout))
+        stored = source.elements[name]
+        _require_stated(stored, shape=tuple, dtype=np.dtype)
+        layout = getattr(stored, "layout", None)
+        require_one_of(f"layout` of `{type(stored).__name__}", layout, get_args(Layout))
     if list(source.elements) == list(names):
         return source
     selected = copy(source)
@@ -255,7 +246,8 @@ def select_elements(source: Source, names: Sequence[str]) -> Source:
     return selected
 
 
-def _require_stated(stating: Source | StoredElement, kinds: Mapping[str, type]) -> None:
+def _require_stated(stating: Source | StoredElement, **kinds: type) -> None:
+    """Check that a source or an element has attributes of these types."""
     for name, kind in kinds.items():
         value = getattr(stating, name, None)
         if not isinstance(value, kind):

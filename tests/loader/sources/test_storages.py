@@ -5,6 +5,7 @@ import shutil
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from cellfeed.sources import Location, Storage, register
 from cellfeed.sources._registry import built_in
 
 ROOT = Path(__file__).parents[3]
+LAYOUTS = "one of 'csr', 'dense', 'ragged'"
 MATRIX = sp.csr_array(np.arange(12, dtype=np.float32).reshape(3, 4))
 
 
@@ -110,8 +112,8 @@ def test_a_collection_of_no_sources(given):
     [
         ("shape", None, "`shape` of `Rows` must be a `tuple`, but is None"),
         ("dtype", "float32", "`dtype` of `Rows` must be a `dtype`, but is 'float32'"),
-        ("layout", None, "`layout` of `Rows` must be a `str`, but is None"),
-        ("layout", "Dense", "`layout` must be one of 'csr', 'dense', 'ragged', but got 'Dense'"),
+        ("layout", None, f"`layout` of `Rows` must be {LAYOUTS}, but got None"),
+        ("layout", "Dense", f"`layout` of `Rows` must be {LAYOUTS}, but got 'Dense'"),
         ("location", "a", "`location` of `Arriving` must be a `Location`, but is 'a'"),
         ("elements", None, "`elements` of `Arriving` must be a `dict`, but is None"),
     ],
@@ -126,7 +128,8 @@ def test_what_a_source_does_not_state(changed, value, said):
 
 
 def test_an_open_that_returns_no_list():
-    register(Storage(name="test URLs", open=lambda *_: None, schemes=("test-url",)))
+    returns_none: Any = lambda *_: None  # noqa: E731
+    register(Storage(name="test URLs", open=returns_none, schemes=("test-url",)))
     said = "test-url://a: `open` of test URLs must return a list of sources, but returned None"
     with pytest.raises(ParameterError, match=f"^{re.escape(said)}$"):
         open_collection("test-url://a")
@@ -222,7 +225,7 @@ class WithoutFrame(WithoutColumns):
 
 def test_a_source_whose_obs_is_no_data_frame():
     source = WithoutFrame(Location("test-url://cells"), {"X": Rows(MATRIX, ["a", "b", "c", "d"])})
-    with pytest.raises(FormatError, match="`read_obs` must return a data frame, but returned dict"):
+    with pytest.raises(FormatError, match=r"`read_obs` must return a data frame$"):
         _ = open_collection(source, obs=["plate"]).obs["plate"]
 
 

@@ -63,7 +63,7 @@ class TestExperiment:
     def test_another_number_of_plates_is_even(self, tmp_path):
         paths = write_tahoe_like(tmp_path, **(TINY | {"n_cells": 100}))
         assert [anndata.read_h5ad(path).n_obs for path in paths] == [34, 33, 33]
-        assert plate_sizes(100, np.int64(3)).tolist() == [34, 33, 33]
+        assert plate_sizes(100, np.array([3])[0]).tolist() == [34, 33, 33]
 
     def test_labels_are_those_of_tahoe(self, obs):
         expected = {"cell_line": 50, "drug": 380, "moa_broad": 4, "moa_fine": 25}

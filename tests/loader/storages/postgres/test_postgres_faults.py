@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,7 +137,7 @@ def test_a_server_that_has_few_connections_later(server, load):
     make_role(server, name, "later")
     own = url.replace("postgres@", "later@")
     collection = open_collection(PostgresSource(own, storage_options={"password": "own"}))
-    taken = []
+    taken = list[Any]()
     while len(taken) < 2:  # the server may not have noticed yet that the source is opened
         with contextlib.suppress(psycopg.OperationalError):
             taken.append(psycopg.connect(own.partition("?")[0], password="own"))
