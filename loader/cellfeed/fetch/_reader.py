@@ -447,10 +447,10 @@ class Reader:
         is_local = not (placements or copies or reads.are_requested)
         if first_alone and planned.bounds[1:-1].size and is_local:
             return self._first_alone(planned, groups, bases, reads)
-        ascending = reads.run(bases, self._decoder)
+        self._ascend = (ascending := reads.run(bases, self._decoder)) and self._ascend
         if inline and not ascending:
             # Duplicates are summed before they are transformed.
-            self._ascend, inline = False, {}
+            inline = {}
             reads.with_steps(None).run(bases, self._decoder)
         for place in placements:
             with self._counters.wall_time(Counter.LIBRARY):
@@ -486,7 +486,7 @@ class Reader:
         is_first = np.zeros(bases.size, np.bool_)
         is_first[:: planned.bounds.size - 1] = True  # of each element
         first_reads, other_reads = divide_reads(reads, is_first)
-        are_first_ascending = first_reads.run(bases, self._decoder)
+        self._ascend = are_first_ascending = first_reads.run(bases, self._decoder)
 
         def others() -> Iterator[Cells]:
             are_ascending = other_reads.run(bases, self._decoder) and are_first_ascending

@@ -195,6 +195,19 @@ class TestWhatMayNotBeCounts:
         values = minibatch.X.to_dense() if is_sparse else minibatch.X
         assert n_undefined == np.count_nonzero(~np.isfinite(np.asarray(values)))
 
+    @pytest.mark.parametrize("n_fetch", [5, 20])
+    def test_columns_that_do_not_ascend_are_counted_once(self, n_fetch):
+        X = sp.csr_array(np.random.default_rng(0).normal(size=(20, N_GENES)).astype(np.float32))
+        X.indices = np.tile(np.arange(N_GENES, dtype=np.int32)[::-1], 20)
+        X.has_sorted_indices = False
+        collection = open_collection(AnnData(X))
+        dataset = CellDataset(collection, Streaming(), 5, n_fetch // 5, transform=[Log1p()])
+        with pytest.warns(UserWarning, match="are -1 or less"):
+            rows = np.concatenate([each.X.to_dense().numpy() for each in dataset])
+        assert dataset.counters.non_counts == (np.count_nonzero(X.data <= -1), 0)
+        expected = expected_of(X.toarray(), [Log1p()], is_sparse=True)
+        assert np.allclose(rows, expected, rtol=1e-6, equal_nan=True)
+
     @IN_EVERY_WAY
     @pytest.mark.parametrize("then", [(), (Log1p(),)])
     def test_what_is_log_transformed_already(self, write, dtype, is_sparse, num_workers, then):
