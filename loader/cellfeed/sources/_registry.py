@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -229,7 +229,7 @@ def select_elements(source: Source, names: Sequence[str]) -> Source:
     ParameterError
         It, or one of these elements, does not state what it must.
     """
-    _require_stated(source, location=Location, elements=dict)
+    _require_stated(source, location=Location, elements=Mapping)
     for name in names:
         if name not in source.elements:
             there = ", ".join(f"`{each}`" for each in source.elements)

@@ -115,7 +115,7 @@ def test_a_collection_of_no_sources(given):
         ("layout", None, f"`layout` of `Rows` must be {LAYOUTS}, but got None"),
         ("layout", "Dense", f"`layout` of `Rows` must be {LAYOUTS}, but got 'Dense'"),
         ("location", "a", "`location` of `Arriving` must be a `Location`, but is 'a'"),
-        ("elements", None, "`elements` of `Arriving` must be a `dict`, but is None"),
+        ("elements", None, "`elements` of `Arriving` must be a `Mapping`, but is None"),
     ],
 )
 def test_what_a_source_does_not_state(changed, value, said):
