@@ -55,6 +55,12 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_runtest_teardown():
+    """While a web server of tests is up, nothing else collects garbage; see `WebServer`."""
+    if not gc.isenabled():
+        gc.collect()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder_of_session(tmp_path_factory):
     """No test writes to the user's cache folder, nor do fixtures of a whole module."""

@@ -6,6 +6,7 @@ of its own, for benchmarks, without faults and records.
 
 import asyncio
 import contextlib
+import gc
 import os
 import threading
 import time
@@ -21,8 +22,14 @@ from tests.servers.serving import Serving
 __all__ = ["Request", "WebServer"]
 
 
+_started = set["WebServer"]()
+
+
 class WebServer:
     """Serve a folder over HTTP/1.1 on loopback.
+
+    Meanwhile, garbage is collected after each test only. If the server's thread collected h5py's
+    objects, it would wait for h5py's lock, which a test holds that waits for the server.
 
     Parameters
     ----------
@@ -50,6 +57,8 @@ class WebServer:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
+        _started.add(self)
+        gc.disable()
         self._listener, port = listening()
         self.url = f"http://127.0.0.1:{port}"
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
@@ -66,6 +75,9 @@ class WebServer:
             self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
             self._thread = None
+            _started.discard(self)
+            if not _started:
+                gc.enable()
 
     def replace(self, path: str, content: bytes) -> None:
         """Put another file in the place of one, in one step; the ETag is another one then."""

@@ -117,10 +117,10 @@ _STORAGES = "cellfeed.storages"  # whose folders declare the others that cellfee
 # First bytes of files that are taken for single-cell data, in lower case.
 _LONGEST = 64
 _COMPRESSED = "compressed; unpack it or, if R wrote it, write .h5ad from R"
-_WEB_PAGE = "a web page, not the file that it leads to; download that"
 _OTHERS = (
     (b"version https://git-lfs", "a pointer of Git LFS; get the file with `git lfs pull`"),
-    ((b"<!doctype html", b"<html"), _WEB_PAGE),
+    ((b"<!doctype html", b"<html"), "a web page, not the file that it leads to; download that"),
+    (b"par1", "a Parquet file; give it a name that ends with .parquet"),
     (b"%%matrixmarket", "a Matrix Market file; read it with `scanpy.read_mtx`, and write .h5ad"),
     ((b"\x1f\x8b", b"bzh", b"\xfd7zxz", b"\x28\xb5\x2f\xfd", b"pk\x03\x04"), _COMPRESSED),
     (b"rdx", "of R; write .h5ad from R, for example with zellkonverter or anndataR"),

@@ -218,7 +218,7 @@ def test_one_that_ends_while_it_looks_at_its_event_locks_nothing():
 
 
 TRAINING = """
-import signal, sys, time
+import signal, sys, threading, time
 from torch.utils.data import _utils
 from cellfeed import BlockShuffling, CellDataset, open_collection
 from cellfeed.dataset._workers import Event
@@ -226,6 +226,13 @@ from cellfeed.dataset._workers import Event
 _utils.MP_STATUS_CHECK_INTERVAL = 3600  # as long as torch waits for workers that do not end
 path, how, context = sys.argv[1:]
 n_collated, interrupts = 0, []
+
+def say_that_it_waits():
+    # Once no line of this script runs: in `next`, that is.
+    main = threading.main_thread().ident
+    while not is_next or sys._current_frames()[main].f_code.co_filename == __file__:
+        time.sleep(0.01)
+    print("training", flush=True)
 
 def collate(minibatch):
     global n_collated
@@ -237,13 +244,16 @@ if __name__ == "__main__":
     own = signal.default_int_handler if how != "going on" else lambda *_: interrupts.append(1)
     signal.signal(signal.SIGINT, own)
     dataset = CellDataset(open_collection(path), BlockShuffling(4), 32, 1, seed=0)
-    n = 0
+    n, is_next = 0, False
     options = {"prefetch_factor": 1, "multiprocessing_context": context}
     for minibatch in dataset.loader(4, collate_fn=collate, **options):
         n += 1
-        if n == 4:
+        if n == 4 and how == "waiting":
+            threading.Thread(target=say_that_it_waits, daemon=True).start()
+            is_next = True
+        elif n == 4:
             print("training", flush=True)
-            while how != "waiting" and not interrupts:
+            while not interrupts:
                 time.sleep(0.01)
     print(n == len(dataset))
 """

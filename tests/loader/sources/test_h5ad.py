@@ -49,10 +49,10 @@ class TestOtherFiles:
                 for name in ("cells.h5ad", "cells.data")
                 for each in (
                     (b"", "is empty; copy or download it again"),
-                    (b"PAR1...PAR1", "its footer cannot be read by pyarrow"),
                     (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS; g"),
                     (b"\n<!DOCTYPE html><html>", "is a web page, not the file that it leads to"),
                     (b"\x1f\x8b\x08 ", "is compressed; unpack it"),
+                    (b"PAR1...PAR1", "is a Parquet file; give it a name that ends with"),
                     (b"%%MatrixMarket matrix", "is a Matrix Market file; read it with `scanpy.re"),
                 )
             ),

@@ -204,7 +204,7 @@ class TestWhatMayNotBeCounts:
         dataset = CellDataset(collection, Streaming(), 5, n_fetch // 5, transform=[Log1p()])
         with pytest.warns(UserWarning, match="are -1 or less"):
             rows = np.concatenate([each.X.to_dense().numpy() for each in dataset])
-        assert dataset.counters.non_counts == (np.count_nonzero(X.data <= -1), 0)
+        assert dataset.counters.non_counts == (int(np.count_nonzero(X.data <= -1)), 0)
         expected = expected_of(X.toarray(), [Log1p()], is_sparse=True)
         assert np.allclose(rows, expected, rtol=1e-6, equal_nan=True)
 

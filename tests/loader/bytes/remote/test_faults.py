@@ -68,7 +68,7 @@ def first_fails(fault):
     ids=str,
 )  # fmt: skip
 def test_asked_again(server, kind, way, fault):
-    read(server, kind, way, first_fails(fault), quick())
+    read(server, kind, way, first_fails(fault), quick(20))
     assert most_asked(server) >= 2
 
 
