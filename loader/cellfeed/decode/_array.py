@@ -508,8 +508,9 @@ class ChunkedArray:
             New index of each column, none of which is left out, int32, shape (index_limit,);
             without an index limit, ranges are dense rows, and it is as in `reads_of_rows`.
         """
-        n, is_inside = self.chunk_shape[0], bool((starts + counts <= self.shape[0]).all())
-        if isinstance(self.locations, Pieces) and self.files.memory is not None and is_inside:
+        n = self.chunk_shape[0]
+        is_in_memory = isinstance(self.locations, Pieces) and self.files.memory is not None
+        if is_in_memory and ((starts >= 0) & (starts + counts <= self.shape[0])).all():
             # Chunks follow each other in memory, so a range may go on beyond the one it begins in.
             some = counts > 0
             chunks, within = np.divmod(starts[some], n)
@@ -523,10 +524,9 @@ class ChunkedArray:
         row = array_row(
             self.dtype, out_dtype, index_limit=index_limit, placing=placing, column_map=column_map
         )
-        reads = self._reads(plan, row, column_map)
         return replace(
-            reads,
-            crossings=crossings[: crossings.size if index_limit >= 0 else 0],
+            self._reads(plan, row, column_map),
+            crossings=crossings if index_limit >= 0 else crossings[:0],
             are_whole=crossings.size == 0 and not is_spread,
         )
 

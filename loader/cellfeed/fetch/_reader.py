@@ -440,7 +440,7 @@ class Reader:
             inline = {name: inline[name] for name in inline if elements[name].are_whole}
             named = ((name, own) for name, each in elements.items() for own in each.reads)
             reads = ChunkReads.concatenate(
-                [own.with_steps(inline.get(name)) for name, own in named]
+                [own.with_steps(inline[name]) if name in inline else own for name, own in named]
             )
         copies = [each for read in elements.values() for each in read.copies if each[-1].size]
         placements = [each for read in elements.values() for each in read.placements]

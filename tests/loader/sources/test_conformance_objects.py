@@ -1,7 +1,9 @@
 """AnnData objects pass the suite, in memory and backed by a file."""
 
 import anndata as ad
+import numpy as np
 import pytest
+import scipy.sparse as sp
 from tests.loader.matrices import adata_of
 from tests.loader.sources.suites import Suite
 
@@ -30,3 +32,11 @@ class TestBacked(Suite):
     def stored(self, path, case):
         adata_of(case).write_h5ad(path)
         return source_of(ad.read_h5ad(path, backed="r"), case.element)
+
+
+def test_a_row_that_begins_before_the_matrix():
+    """What lies there in memory is not delivered."""
+    X = sp.csr_matrix(np.ones((50, 20), np.float32))
+    X.indptr[7:9] = -3, -1
+    with pytest.raises(ValueError, match="out of bounds"):
+        _ = open_collection(ad.AnnData(X))[[7]]

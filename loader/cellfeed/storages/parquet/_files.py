@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -124,8 +124,12 @@ class ParquetFiles:
             self._store: ByteStore = files_in(folder, names)
         else:
             self._store = RemoteObjects(self.locations.__getitem__, self.versions.__getitem__)
-        self.schema = footer_of(self, 0).schema
+        self._footers = dict[int, Footer]()
+        self.schema = self.footer(0).schema
         self.names = [*self.schema.names]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_footers": {}}
 
     @property
     def paths(self) -> list[Path]:
@@ -141,8 +145,17 @@ class ParquetFiles:
         """Check that a local file is as it was when it was opened."""
         self._store.check_files(np.array([file]))
 
-    def read_footer(self, file: int) -> Footer:
-        """Read the footer of a file."""
+    def footer(self, file: int) -> Footer:
+        """Return the footer of a file; the latest few are kept, as long as this object."""
+        found = self._footers.get(file)
+        if found is None:
+            found = self._read_footer(file)
+            for oldest in [*self._footers][: 1 - _FOOTERS]:
+                self._footers.pop(oldest, None)
+            self._footers[file] = found
+        return found
+
+    def _read_footer(self, file: int) -> Footer:
         location = self.locations[file]
         if location.is_remote and self.versions[file] is None:
             self.versions[file] = open_object(location)
@@ -203,7 +216,7 @@ class ParquetFiles:
 
     def _groups_of(self, file: int, columns: tuple[str, str]) -> tuple[list[str], RowGroups]:
         """Return the columns of a file, and its row groups that have rows."""
-        footer = footer_of(self, file)
+        footer = self.footer(file)
         given, leaves = [footer.field(name) for name in columns], footer.leaves(columns)
         of_genes, dtype = map(footer.dtype_in_lists, given)
         if of_genes.kind not in "iuV":
@@ -319,7 +332,7 @@ class ParquetFiles:
         as_obs
             Whether text is read as dictionaries, and columns that cannot be in obs are refused.
         """
-        footer = footer_of(self, file)
+        footer = self.footer(file)
         given = [footer.field(name) for name in columns]
         for reason in (refused_in_obs(each, footer.where) for each in given if as_obs):
             if reason:
@@ -352,17 +365,11 @@ class ParquetFiles:
             source = pa.BufferReader(pa.py_buffer(whole))
         return pq.ParquetFile(
             source,
-            metadata=footer_of(self, file).metadata,
+            metadata=self.footer(file).metadata,
             read_dictionary=[*text] or None,
             pre_buffer=False,
             page_checksum_verification=True,
         )
-
-
-@lru_cache(_FOOTERS)
-def footer_of(files: ParquetFiles, file: int) -> Footer:
-    """Return the footer of a file."""
-    return files.read_footer(file)
 
 
 def _largest(numbers: Sequence[int | None], default: int) -> int | None:

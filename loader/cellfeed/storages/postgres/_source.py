@@ -50,9 +50,7 @@ class Pool(OpenedPerProcess):
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def _open(
-        self,
-    ) -> tuple[ThreadPoolExecutor, Sequence[Session], LifoQueue[Session]]:
+    def _open(self) -> tuple[ThreadPoolExecutor, Sequence[Session], LifoQueue[Session]]:
         sessions = [Session(self._database) for _ in range(_CONNECTIONS)]
         idle = LifoQueue[Session]()  # so that open ones are taken first
         for session in sessions:

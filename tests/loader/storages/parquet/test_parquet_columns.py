@@ -1,5 +1,9 @@
 """Columns of Parquet files of any name and type, in several files; pyarrow's are the right ones."""
 
+import gc
+import weakref
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -271,3 +275,11 @@ def test_bytes_of_the_footer_that_are_others(tmp_path_factory, data):
         assert is_one_line, said
     else:
         assert cells.X.shape == (N, 9)
+
+
+def test_footers_are_kept_as_long_as_the_collection(tmp_path):
+    source: Any = open_collection(write(tmp_path / "data", {"plate": pa.array(TEXT)})).sources[0]
+    kept = weakref.ref(source._files)
+    del source
+    gc.collect()
+    assert kept() is None
